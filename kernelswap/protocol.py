@@ -1,0 +1,301 @@
+"""The values that cross between the controller and the agent on a host, and how they become JSON.
+
+Both sides import this module, so it keeps to the standard library and Python 3.9. All values are frozen; `encode` and
+`decode` are exact inverses. `decode` ignores keys that it does not know, so that an older agent reads a newer file.
+
+Times are seconds since the epoch (UTC); durations are seconds; memory is MiB; throughput is output tokens per second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any, Dict, Mapping, Optional, Tuple, Type, TypeVar, Union, get_args, get_origin, get_type_hints
+
+CONFIG_ROOT = "/etc/kernelswap"  # releases, the known-good link, the host's key
+STATE_ROOT = "/var/lib/kernelswap"  # journal, lock, history, evidence
+AGENT_PATH = "/usr/local/lib/kernelswap/agent.pyz"
+KEY_PATH = CONFIG_ROOT + "/key"  # 32 random bytes as hex; keys the digest of secrets, see render.py
+ENGINE_MODULE = "sglang.launch_server"
+
+
+def unit_name(instance: str) -> str:
+    """The systemd unit of an instance; it keeps this name whatever the profile."""
+    return f"sglang-{instance}.service"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A question whose answer is known. expect: a regular expression searched in the answer."""
+
+    prompt: str
+    expect: str
+    max_tokens: int = 64
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """One run of SGLang's own serving benchmark. floor: output tokens per second below which the run fails."""
+
+    concurrency: int
+    input_tokens: int
+    output_tokens: int
+    requests: int
+    floor: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class Verify:
+    """What a server must do before it may be committed."""
+
+    answers: Tuple[Answer, ...] = ()
+    throughput: Optional[Throughput] = None
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Deadlines of the steps, in seconds. `ready` moves on while the server's log shows progress."""
+
+    preflight: float = 120
+    drain: float = 30
+    stop: float = 60
+    clean: float = 120
+    ready: float = 1800
+    smoke: float = 300
+    throughput: float = 1200
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that the agent must know to start, judge and stop one release. Holds no secret.
+
+    argv: the words after the interpreter, as the unit's ExecStart has them except for the words that pass secrets
+    (`--config ...`). environment: of the unit. gpus: what the instance may use, as NVML indices ("0") or UUIDs;
+    empty means every GPU of the host. gpu_count: how many it needs; 0 where the model declares none.
+    flags: the declared SGLang flags as strings, for showing differences. secret_flags: names only.
+    """
+
+    instance: str
+    release: str
+    profile: str
+    model: str
+    python: str
+    argv: Tuple[str, ...]
+    environment: Dict[str, str]
+    user: str
+    model_path: str
+    served_name: str
+    address: str
+    port: int
+    gpus: Tuple[str, ...] = ()
+    gpu_count: int = 0
+    schedulers: int = 1
+    flags: Dict[str, str] = field(default_factory=dict)
+    secret_flags: Tuple[str, ...] = ()
+    expose: str = "verified"
+    memory_margin: int = 1024
+    disk_free: int = 1024
+    verify: Verify = field(default_factory=Verify)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+    @property
+    def unit(self) -> str:
+        return unit_name(self.instance)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One asked-for swap. action: `converge` or `rollback`; release: the name of the release to end on."""
+
+    swap: str
+    instance: str
+    action: str
+    release: str
+    who: str
+    reason: str = ""
+    force: bool = False
+    adopt: bool = False
+
+    def same_goal(self, other: Request) -> bool:
+        return (self.instance, self.action, self.release) == (other.instance, other.action, other.release)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a step failed. what: one line; where: the file or command that shows more; todo: what to try.
+
+    signature: the known fault's id, or "unknown". blame: `release` bars the release, `host` does not.
+    """
+
+    what: str
+    where: str
+    todo: str
+    signature: str = "unknown"
+    blame: str = "host"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of a swap's progress. kind: begin, end, note, progress, failed or result."""
+
+    at: float
+    step: str
+    kind: str
+    text: str = ""
+    seconds: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One step of a swap: numbers are what it measured, e.g. {"output_tok_s": 225.0}."""
+
+    name: str
+    seconds: float
+    ok: bool
+    detail: str = ""
+    numbers: Dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a swap ended; also one line of the history.
+
+    outcome: `committed`; `rolled-back` (and what serves now passed its checks); `down` (loudly: read `detail`);
+    `refused` (nothing was touched). previous: what served before; serving: the release that answers now, if any.
+    """
+
+    request: Request
+    outcome: str
+    started: float
+    ended: float
+    previous: Optional[str] = None
+    serving: Optional[str] = None
+    cause: Optional[Cause] = None
+    detail: str = ""
+    evidence: str = ""
+    steps: Tuple[StepResult, ...] = ()
+
+    @property
+    def bars(self) -> bool:
+        """Whether this end bars the release from being tried again without force."""
+        return self.outcome in ("rolled-back", "down") and self.cause is not None and self.cause.blame == "release"
+
+
+@dataclass(frozen=True)
+class Running:
+    """A swap that has not ended. active: whether its agent lives; else its journal waits to be closed."""
+
+    request: Request
+    since: float
+    step: str
+    active: bool
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as NVML reports it; None where NVML does not know. memory in MiB, power in W, clocks in MHz."""
+
+    index: int
+    uuid: str
+    name: str
+    capability: str
+    memory_total: int
+    memory_used: int
+    utilization: Optional[int] = None
+    power: Optional[float] = None
+    power_limit: Optional[float] = None
+    sm_clock: Optional[int] = None
+    temperature: Optional[int] = None
+    pids: Tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Server:
+    """An SGLang server process that was found on the host. unit: the systemd service it belongs to, if any."""
+
+    pid: int
+    started: float
+    user: str
+    argv: Tuple[str, ...]
+    unit: Optional[str] = None
+    port: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class InstanceState:
+    """What a host knows of one instance.
+
+    known_good: the release that was committed last. unit_intact: /etc holds exactly that release's unit, enabled,
+    and nothing of a candidate is left. releases: staged release -> file name -> SHA-256 (secrets only by name, with
+    an empty hash). plan: of the known-good release. health: `ok`, `unhealthy: <why>` or "" (not asked).
+    """
+
+    instance: str
+    known_good: Optional[str] = None
+    unit_state: str = "absent"
+    unit_since: Optional[float] = None
+    main_pid: Optional[int] = None
+    unit_intact: bool = False
+    health: str = ""
+    releases: Dict[str, Dict[str, str]] = field(default_factory=dict)
+    plan: Optional[Plan] = None
+    running: Optional[Running] = None
+    history: Tuple[Report, ...] = ()
+
+
+@dataclass(frozen=True)
+class HostState:
+    """Everything that a decision about a host needs, read in one remote command.
+
+    agent: SHA-256 of the agent's file. key: see KEY_PATH; empty if none. users: names of the users asked about that
+    exist. recover_enabled: instances whose recover unit is enabled. servers: SGLang processes outside our units.
+    gpu_error: why the GPUs could not be read.
+    """
+
+    agent: str
+    key: str
+    users: Tuple[str, ...] = ()
+    recover_unit: str = ""
+    recover_enabled: Tuple[str, ...] = ()
+    instances: Tuple[InstanceState, ...] = ()
+    servers: Tuple[Server, ...] = ()
+    gpus: Tuple[Gpu, ...] = ()
+    gpu_error: str = ""
+
+
+T = TypeVar("T")
+
+
+def encode(value: Any) -> str:
+    """One line of JSON for any value of this module."""
+    return json.dumps(dataclasses.asdict(value), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+
+
+def decode(kind: Type[T], text: str) -> T:
+    """The value that `encode` wrote. Raises ValueError if the text is no JSON or lacks a required key."""
+    value: T = _build(kind, json.loads(text))
+    return value
+
+
+def _build(kind: Any, value: Any) -> Any:
+    origin = get_origin(kind)
+    if origin is Union:
+        inner = next(arg for arg in get_args(kind) if arg is not type(None))
+        return None if value is None else _build(inner, value)
+    if origin is tuple:
+        inner = get_args(kind)[0]
+        return tuple(_build(inner, item) for item in value)
+    if origin is dict:
+        inner = get_args(kind)[1]
+        return {key: _build(inner, item) for key, item in value.items()}
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{kind.__name__}: expected an object, got {type(value).__name__}")
+        hints = get_type_hints(kind)
+        known = {f.name: _build(hints[f.name], value[f.name]) for f in dataclasses.fields(kind) if f.name in value}
+        try:
+            return kind(**known)
+        except TypeError as error:
+            raise ValueError(f"{kind.__name__}: {error}") from None
+    return value
