@@ -1,0 +1,40 @@
+"""The `kernelswap` command. It only looks; pyinfra changes hosts."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+from kernelswap import __version__
+
+# command -> its one-line help. Its module kernelswap.cli.<command> has a click command named `command`
+# and is imported only when it is asked for: --help stays quick.
+COMMANDS = {
+    "check": "Check models, profiles and an inventory; report every fault at once.",
+    "history": "Show the swaps that hosts remember.",
+    "render": "Show the unit and the command line of a server.",
+    "status": "Show what hosts serve and whether it is what the inventory says.",
+}
+
+
+class LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = import_module(f"kernelswap.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)  # noqa: S101 - a programmer's mistake, not a user's
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="kernelswap")
+def main() -> None:
+    """Look at what Kernelswap would do and what it did. `pyinfra INVENTORY deploy.py --profile NAME` does it."""
