@@ -227,7 +227,8 @@ class InstanceState:
     """What a host knows of one instance.
 
     known_good: the release that was committed last. unit_intact: /etc holds exactly that release's unit, enabled,
-    and nothing of a candidate is left. releases: staged release -> file name -> SHA-256 (secrets only by name, with
+    and nothing of a candidate is left. history: the newest reports; barred and rollback_target follow from all of it.
+    releases: staged release -> file name -> SHA-256 (secrets only by name, with
     an empty hash). plan: of the known-good release. health: `ok`, `unhealthy: <why>` or "" (not asked).
     """
 
@@ -242,6 +243,8 @@ class InstanceState:
     plan: Optional[Plan] = None
     running: Optional[Running] = None
     history: Tuple[Report, ...] = ()
+    barred: Tuple[str, ...] = ()
+    rollback_target: Optional[str] = None
 
 
 @dataclass(frozen=True)
@@ -289,7 +292,7 @@ def _build(kind: Any, value: Any) -> Any:
     if origin is dict:
         inner = get_args(kind)[1]
         return {key: _build(inner, item) for key, item in value.items()}
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise ValueError(f"{kind.__name__}: expected an object, got {type(value).__name__}")
         hints = get_type_hints(kind)

@@ -1,0 +1,52 @@
+"""The agent's command line; people need none of it.
+
+inspect JSON        print the host's state as one line of JSON
+swap JSON           start or join a swap and follow it
+run INSTANCE ID     what the transient service does
+recover INSTANCE    close an open swap after a reboot
+guard INSTANCE      prove the host clean before a start
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import List, Optional
+
+from kernelswap.agent import gpus, guard, inspection, occupants, service, units
+from kernelswap.protocol import Request, decode, encode
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    command, *words = (sys.argv[1:] if argv is None else argv) or ["help"]
+    try:
+        if command == "inspect":
+            question = json.loads(words[0])
+            state = inspection.inspect(
+                question["instances"],
+                question.get("users", ()),
+                question.get("health", False),
+                question.get("gpus", False),
+            )
+            print(encode(state))
+            return 0
+        if command == "swap":
+            return service.swap(decode(Request, words[0]))
+        if command == "run":
+            service.run(words[0], words[1])
+            return 0
+        if command == "recover":
+            service.recover(words[0])
+            return 0
+        if command == "guard":
+            guard.guard(words[0])
+            return 0
+    except (units.UnitError, gpus.GpuError, occupants.Dirty) as error:
+        print(f"kernelswap: {error}", file=sys.stderr)
+        return 1
+    print(__doc__, file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,25 @@
+"""The last look before systemd starts a server: the ExecStartPre of every unit that we render."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from kernelswap.agent import host, occupants
+from kernelswap.agent.host import Folders
+from kernelswap.protocol import Plan
+
+
+def guard(instance: str) -> None:
+    """Wait until the host is clean for this instance. Raises occupants.Dirty if it does not get so in time."""
+    folders = Folders(instance)
+    plan = _plan(folders)
+    if plan:
+        occupants.prove_clean(folders, plan, plan.timeouts.clean)
+
+
+def _plan(folders: Folders) -> Optional[Plan]:
+    """The plan of what is about to start: a candidate while its unit lies under /run, else the known-good."""
+    journal = host.read_journal(folders)
+    candidate = journal.request.release if journal and folders.candidate_unit.exists() else None
+    release = candidate or host.known_good(folders)
+    return host.read_plan(folders, release) if release else None

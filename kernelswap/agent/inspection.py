@@ -1,0 +1,111 @@
+"""Answers the controller's one question: everything that a decision about this host needs."""
+
+from __future__ import annotations
+
+import hashlib
+import pwd
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from kernelswap import ledger
+from kernelswap.agent import client, files, gpus, host, processes, service, units
+from kernelswap.agent.client import Client
+from kernelswap.agent.host import Folders
+from kernelswap.protocol import AGENT_PATH, KEY_PATH, Gpu, HostState, InstanceState, Plan, Server, unit_name
+
+RECOVER_UNIT = Path("/etc/systemd/system/kernelswap-recover@.service")
+HISTORY_SHOWN = 50  # the newest reports; older ones stay in the host's file
+
+
+def inspect(instances: Sequence[str], users: Sequence[str], health: bool, with_gpus: bool) -> HostState:
+    found, error = _gpus() if with_gpus else ((), "")
+    wanted = Path("/etc/systemd/system/multi-user.target.wants")
+    return HostState(
+        agent=_digest(Path(AGENT_PATH)),
+        key=(files.read(Path(KEY_PATH)) or "").strip(),
+        users=tuple(user for user in users if _exists(user)),
+        recover_unit=_digest(RECOVER_UNIT),
+        recover_enabled=tuple(i for i in instances if (wanted / f"kernelswap-recover@{i}.service").exists()),
+        instances=tuple(_instance(Folders(instance), health) for instance in instances),
+        servers=_servers(instances),
+        gpus=found,
+        gpu_error=error,
+    )
+
+
+def _instance(folders: Folders, health: bool) -> InstanceState:
+    known_good = host.known_good(folders)
+    status = units.status(folders.unit)
+    plan = _plan(folders, known_good)
+    history = host.history(folders)
+    staged = host.staged(folders)
+    return InstanceState(
+        instance=folders.instance,
+        known_good=known_good,
+        unit_state=status.active if status.fragment or status.running else "absent",
+        unit_since=status.since,
+        main_pid=status.main_pid or None,
+        unit_intact=known_good is not None and status.enabled and _intact(folders, known_good),
+        health=_health(folders, plan) if health and plan else "",
+        releases={name: _files(folders.release(name)) for name in staged},
+        plan=plan,
+        running=service.running(folders),
+        history=tuple(history[-HISTORY_SHOWN:]),
+        barred=tuple(sorted(ledger.barred(history))),
+        rollback_target=ledger.rollback_target(history, set(staged)),
+    )
+
+
+def _intact(folders: Folders, release: str) -> bool:
+    """Whether /etc holds exactly the release's unit, and nothing of a candidate is laid over it."""
+    text = files.read(folders.release(release) / folders.unit)
+    over = folders.candidate_unit.exists() or folders.candidate_settings.exists()
+    return text is not None and not over and files.read(folders.committed_unit) == text
+
+
+def _files(folder: Path) -> Dict[str, str]:
+    """File name -> SHA-256; a secret's hash is not for telling."""
+    return {
+        path.name: "" if path.name == "secrets.yaml" else _digest(path) for path in folder.iterdir() if path.is_file()
+    }
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _plan(folders: Folders, release: Optional[str]) -> Optional[Plan]:
+    try:
+        return host.read_plan(folders, release) if release else None
+    except (OSError, ValueError):
+        return None
+
+
+def _health(folders: Folders, plan: Plan) -> str:
+    key = host.secrets(folders, plan.release).get("api-key", "")
+    status = Client(client.base_url(plan), plan.served_name, key).status("/health", timeout=30)
+    return "ok" if status == 200 else f"unhealthy: /health answers {status}" if status else "unhealthy: nobody listens"
+
+
+def _servers(instances: Sequence[str]) -> Tuple[Server, ...]:
+    ours = {unit_name(instance) for instance in instances}
+    heads: List[processes.Process] = processes.servers(processes.table())
+    return tuple(processes.as_server(head) for head in heads if head.unit not in ours)
+
+
+def _gpus() -> Tuple[Tuple[Gpu, ...], str]:
+    try:
+        return gpus.read(), ""
+    except gpus.GpuError as error:
+        return (), str(error)
+
+
+def _exists(user: str) -> bool:
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        return False
+    return True

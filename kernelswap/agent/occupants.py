@@ -1,0 +1,185 @@
+"""Who is on an instance's GPUs or port, and whether that is nobody: the proof of a clean host."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence, Set, Tuple
+
+from kernelswap.agent import files, gpus, processes, units
+from kernelswap.agent.host import Folders
+from kernelswap.agent.processes import Process
+from kernelswap.protocol import CONFIG_ROOT, Gpu, Plan, unit_name
+
+
+@dataclass(frozen=True)
+class Occupants:
+    """The SGLang servers of an instance. own: in its own unit; units: in hand-written ones, by unit; strays: in none."""
+
+    own: Tuple[Process, ...]
+    units: Dict[str, Tuple[Process, ...]]
+    strays: Tuple[Process, ...]
+
+    @property
+    def all(self) -> List[Process]:
+        return [*self.own, *(process for found in self.units.values() for process in found), *self.strays]
+
+
+def other_units(folders: Folders) -> Set[str]:
+    """The units of the host's other instances: never ours to touch."""
+    config = folders.root / CONFIG_ROOT.lstrip("/")
+    names = [entry.name for entry in config.iterdir() if entry.is_dir()] if config.is_dir() else []
+    return {unit_name(name) for name in names if name != folders.instance}
+
+
+# What people put in front of a server in a unit of its own.
+WRAPPERS = {"sh", "bash", "dash", "zsh", "env", "numactl", "taskset", "nice", "ionice", "chrt", "time", "timeout"}
+
+
+def sort(
+    table: Dict[int, Process],
+    plan: Plan,
+    others: Set[str],
+    on_port: Set[int],
+    on_gpus: Set[int],
+    main_pids: Dict[str, int],
+) -> Occupants:
+    """Decide whose each SGLang server of the process table is.
+
+    on_port, on_gpus: ids that listen on the instance's port, or hold its GPUs. A server is this instance's if it, or a
+    process below it, is one of those, or asks for its port; and, where the instance uses every GPU, in any case.
+    main_pids: the main process of each unit. A unit counts as a server's own only if the server is its main process,
+    or stands below it through wrappers alone: a server left behind by an SSH session belongs to no unit, though its
+    cgroup may be that of ssh.service.
+    """
+    own: List[Process] = []
+    strays: List[Process] = []
+    by_unit: Dict[str, List[Process]] = {}
+    for head in processes.servers(table):
+        if head.unit in others:
+            continue
+        if head.unit == plan.unit:
+            own.append(head)
+            continue
+        tree = processes.descendants(table, [head.pid])
+        if plan.gpus and not (tree & (on_port | on_gpus)) and head.port != plan.port:
+            continue
+        if head.unit and _runs_as_unit(table, head, main_pids.get(head.unit, 0)):
+            by_unit.setdefault(head.unit, []).append(head)
+        else:
+            strays.append(head)
+    return Occupants(tuple(own), {unit: tuple(heads) for unit, heads in by_unit.items()}, tuple(strays))
+
+
+def _runs_as_unit(table: Dict[int, Process], head: Process, main_pid: int) -> bool:
+    process = head
+    while process.pid != main_pid:
+        above = table.get(process.parent)
+        if above is None or not above.argv or Path(above.argv[0]).name not in WRAPPERS:
+            return False
+        process = above
+    return True
+
+
+def find(folders: Folders, plan: Plan) -> Occupants:
+    """The occupants of an instance, now. Raises gpus.GpuError where GPUs are declared and cannot be read."""
+    on_port = {pid for pid in processes.listeners(plan.port).values() if pid}
+    on_gpus = {pid for gpu in my_gpus(plan) for pid in gpu.pids}
+    table = processes.table()
+    names = {head.unit for head in processes.servers(table) if head.unit}
+    main_pids = {name: units.status(name).main_pid for name in names}
+    return sort(table, plan, other_units(folders), on_port, on_gpus, main_pids)
+
+
+def my_gpus(plan: Plan) -> List[Gpu]:
+    """The instance's GPUs; none where the plan declares none and the host has no NVML."""
+    try:
+        return gpus.assigned(gpus.read(), plan.gpus)
+    except gpus.GpuError:
+        if plan.gpu_count or plan.gpus:
+            raise
+        return []
+
+
+def foreign_holders(table: Dict[int, Process], found: Occupants, held: Sequence[Gpu]) -> List[str]:
+    """Processes on the instance's GPUs that are no SGLang server of it."""
+    known = processes.descendants(table, [process.pid for process in found.all])
+    lines = []
+    for gpu in held:
+        for pid in gpu.pids:
+            if pid not in known:
+                what = processes.describe(table[pid]) if pid in table else f"pid {pid}, not visible here"
+                lines.append(f"GPU {gpu.index} is held by {what}")
+    return lines
+
+
+class Dirty(Exception):
+    """The host is not clean; the text lists what is left."""
+
+    def __init__(self, left: Sequence[str]) -> None:
+        self.left = tuple(left)
+        super().__init__("; ".join(left))
+
+
+def prove_clean(folders: Folders, plan: Plan, deadline: float) -> List[str]:
+    """Wait until nothing is left of any server of the instance; returns what was seen, one fact a line.
+
+    deadline: seconds; drivers need up to a minute or two to give memory back. Raises Dirty.
+    """
+    until = time.monotonic() + deadline
+    while left := remains(folders, plan):
+        if time.monotonic() >= until:
+            raise Dirty(left)
+        time.sleep(0.5)
+    held = my_gpus(plan)
+    _learn_idle_memory(folders, held)
+    return [
+        "no SGLang process",
+        f"no listener on port {plan.port}",
+        *(f"GPU {gpu.index} {gpu.uuid}: {gpu.memory_used} MiB used, no process" for gpu in held),
+    ]
+
+
+def remains(folders: Folders, plan: Plan) -> List[str]:
+    """What still stands in the way of a start, one fact a line; empty if the host is clean."""
+    table = processes.table()
+    try:
+        found = find(folders, plan)
+        held = my_gpus(plan)
+    except gpus.GpuError as error:
+        return [str(error)]
+    # The guard runs inside the unit that is about to start: it and its ancestors are no rest.
+    mine = processes.ancestors(table, os.getpid())
+    left = [processes.describe(process) for process in found.all if process.pid not in mine]
+    left += foreign_holders(table, found, held)
+    left += [_listener(table, plan.port, pid) for pid in processes.listeners(plan.port).values()]
+    idle = idle_memory(folders)
+    for gpu in held:
+        limit = idle.get(gpu.uuid, 0) + plan.memory_margin
+        if gpu.memory_used > limit:
+            left.append(f"GPU {gpu.index} {gpu.uuid}: {gpu.memory_used} MiB used, idle is at most {limit} MiB")
+    return left
+
+
+def _listener(table: Dict[int, Process], port: int, pid: Optional[int]) -> str:
+    owner = processes.describe(table[pid]) if pid in table else "an unknown process"
+    return f"port {port} is listened on by {owner}"
+
+
+def idle_memory(folders: Folders) -> Dict[str, int]:
+    """The lowest memory that was seen on each GPU with nothing on it, by UUID, in MiB."""
+    try:
+        values = json.loads(files.read(folders.idle_memory) or "{}")
+    except ValueError:
+        return {}
+    return {str(uuid): int(value) for uuid, value in values.items()}
+
+
+def _learn_idle_memory(folders: Folders, held: Sequence[Gpu]) -> None:
+    known = idle_memory(folders)
+    seen = {gpu.uuid: min(gpu.memory_used, known.get(gpu.uuid, gpu.memory_used)) for gpu in held}
+    if {**known, **seen} != known:
+        files.write(folders.idle_memory, json.dumps({**known, **seen}))

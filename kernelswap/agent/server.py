@@ -1,0 +1,266 @@
+"""Waits for a started server and judges it: ready, smoke, throughput. Nothing here changes the host."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import secrets
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from kernelswap.agent import causes, client, engine, host, processes, units
+from kernelswap.agent.client import Client, Unanswered
+from kernelswap.protocol import Cause, Plan, Throughput
+
+
+class Failed(Exception):
+    """A step failed; carries the cause."""
+
+    def __init__(self, cause: Cause) -> None:
+        super().__init__(cause.what)
+        self.cause = cause
+
+
+def unit_failure(plan: Plan, status: units.UnitStatus, what: str) -> Failed:
+    """A failure of the unit, with the first real error of its log as the cause."""
+    where = f"journalctl -u {plan.unit} _SYSTEMD_INVOCATION_ID={status.invocation}"
+    cause = causes.find(units.log(status.invocation), causes.load(), where)
+    return Failed(cause or Cause(what, where, "read the log; it holds no error that is known", blame="release"))
+
+
+def wait_ready(plan: Plan, server: Client, started: float, tell: Callable[[str], None]) -> str:
+    """Wait until the unit's own server answers one token; returns what was seen. Raises Failed.
+
+    started: when the start was asked for (epoch seconds). The deadline moves on while the log shows progress.
+    """
+    table = causes.load()
+    begin = time.monotonic()
+    deadline = begin + plan.timeouts.ready
+    told = begin
+    seen = 0
+    while True:
+        status = units.status(plan.unit)
+        if not status.running or status.sub == "auto-restart":
+            raise unit_failure(plan, status, f"the server ended while starting ({status.active}, {status.result})")
+        waiting_for = _not_ready(plan, server, started)
+        if not waiting_for:
+            return f"{plan.schedulers} scheduler(s), port {plan.port}, one token generated"
+        now = time.monotonic()
+        if now - told >= 15:
+            lines = units.log(status.invocation)
+            if causes.progress(lines[seen:], table):
+                deadline = now + plan.timeouts.ready
+            tell(
+                f"{now - begin:.0f} s: waiting for {waiting_for}; log: {lines[-1].strip()[:160] if lines else 'empty'}"
+            )
+            told, seen = now, len(lines)
+        if now >= deadline:
+            raise unit_failure(plan, status, f"not ready within {plan.timeouts.ready:g} s: waiting for {waiting_for}")
+        time.sleep(0.25)
+
+
+def _not_ready(plan: Plan, server: Client, started: float) -> str:
+    """What a starting server still lacks; "" if nothing."""
+    table = processes.table()
+    mine = processes.cgroup_pids(table, plan.unit)
+    listening = processes.listeners(plan.port).values()
+    strangers = [pid for pid in listening if pid not in mine]
+    if strangers:
+        owner = processes.describe(table[strangers[0]]) if strangers[0] in table else "an unknown process"
+        where = f"ss -ltnp sport = {plan.port}"
+        raise Failed(Cause(f"port {plan.port} is held by {owner}", where, "stop that process", "port-in-use"))
+    if not listening:
+        return f"a listener on port {plan.port}"
+    if any(pid and processes.started_at(table[pid]) < started - 2 for pid in listening if pid in table):
+        return "the listener of this start"
+    schedulers = [pid for pid in mine if table[pid].argv and table[pid].argv[0].startswith("sglang::scheduler")]
+    if len(schedulers) < plan.schedulers:
+        return f"{plan.schedulers} scheduler(s), {len(schedulers)} there"
+    if not server.ready():
+        return "/ready"
+    try:
+        answer = server.generate(_unique("ready"), 1, timeout=60)
+    except Unanswered as error:
+        return f"a token ({error})"
+    return "" if _tokens(answer) else "a token (the answer was empty)"
+
+
+def smoke(plan: Plan, server: Client, tell: Callable[[str], None]) -> str:
+    """Ask the server and judge its answers; returns what was seen. Raises Failed with all faults."""
+    faults: List[str] = []
+    checks: Tuple[Tuple[str, Callable[[], List[str]]], ...] = (
+        ("logprobs", lambda: _check_logprobs(server)),
+        ("completion", lambda: _check_completion(server)),
+        ("chat", lambda: _check_chat(server)),
+        *(
+            (f"answer {a.prompt!r}", lambda a=a: _check_answer(server, a.prompt, a.expect, a.max_tokens))
+            for a in plan.verify.answers
+        ),
+    )
+    until = time.monotonic() + plan.timeouts.smoke
+    for name, check in checks:
+        if time.monotonic() > until:
+            faults.append(f"not done within {plan.timeouts.smoke:g} s")
+            break
+        try:
+            found = check()
+        except Unanswered as error:
+            found = [str(error)]
+        faults += [f"{name}: {fault}" for fault in found]
+    if faults:
+        todo = "the backend answers wrongly: choose another, or correct verify.answers if the model has changed"
+        raise Failed(Cause("; ".join(faults), f"journalctl -u {plan.unit}", todo, "smoke", blame="release"))
+    return f"{len(checks)} checks, {len(plan.verify.answers)} known answer(s) right"
+
+
+def _check_logprobs(server: Client) -> List[str]:
+    answer = server.generate(_unique("logprobs"), 8, timeout=120)
+    values = [row[0] if isinstance(row, list) and row else None for row in _tokens(answer)]
+    if not values:
+        return ["no tokens came back"]
+    bad = [value for value in values if not isinstance(value, (int, float)) or not math.isfinite(value)]
+    return [f"{len(bad)} of {len(values)} are not finite"] if bad else []
+
+
+def _check_completion(server: Client) -> List[str]:
+    return [] if server.complete(_unique("completion"), 8, timeout=120) else ["the text is empty"]
+
+
+def _check_chat(server: Client) -> List[str]:
+    """The same greedy question twice: an answer, and the same one."""
+    prompt = _unique("chat")
+    first, second = server.chat(prompt, 16, timeout=120), server.chat(prompt, 16, timeout=120)
+    if not first:
+        return ["the answer is empty"]
+    return [] if first == second else [f"asked twice, answered {first[:80]!r} and {second[:80]!r}"]
+
+
+def _check_answer(server: Client, prompt: str, expect: str, max_tokens: int) -> List[str]:
+    text = server.chat(prompt, max_tokens, timeout=300)
+    return [] if re.search(expect, text) else [f"expected /{expect}/, got {text[:200]!r}"]
+
+
+def _tokens(answer: Dict[str, Any]) -> List[Any]:
+    meta = answer.get("meta_info")
+    rows = meta.get("output_token_logprobs") if isinstance(meta, dict) else None
+    return rows if isinstance(rows, list) else []
+
+
+def _unique(what: str) -> str:
+    """A prompt that no cache has seen."""
+    return f"{what} check {secrets.token_hex(8)}: the capital of France is"
+
+
+def throughput(plan: Plan, wanted: Throughput, api_key: str, evidence: Path) -> Dict[str, float]:
+    """Run SGLang's own serving benchmark on the host; returns its figures. Raises Failed below the floor.
+
+    Lengths are fixed, the seed is fresh, the first request is a warm-up that does not count. A run in which a request
+    failed says nothing and fails.
+    """
+    where = f"{evidence}/bench.jsonl"
+    uid, gid = host.user_ids(plan.user)
+    folder = Path(tempfile.mkdtemp(prefix="kernelswap-bench-"))
+    try:
+        shutil.chown(folder, uid, gid)
+        words = bench_words(plan, wanted, folder / "out.jsonl")
+        extra = {"OPENAI_API_KEY": api_key, "TMPDIR": str(folder)} if api_key else {"TMPDIR": str(folder)}
+        done = engine.run(plan, words, plan.timeouts.throughput, extra=extra, folder=str(folder))
+        line = _last_line(folder / "out.jsonl")
+    except subprocess.TimeoutExpired:
+        todo = "raise timeouts.throughput, or lower verify.throughput.requests"
+        raise Failed(
+            Cause(f"no result within {plan.timeouts.throughput:g} s", where, todo, "throughput", "release")
+        ) from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    result = parse_bench(line) if line else None
+    if result is None:
+        last = next((text for text in reversed(done.stderr.splitlines()) if text.strip()), f"exit {done.returncode}")
+        last = last.replace(api_key, "[redacted]") if api_key else last
+        raise Failed(
+            Cause(f"the benchmark gave no result: {last[:200]}", where, "run it by hand", "throughput", "release")
+        )
+    # What SGLang adds of the server's own settings holds its API keys: only numbers are kept.
+    with (evidence / "bench.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(result) + "\n")
+    return judge(result, wanted, where)
+
+
+def bench_words(plan: Plan, wanted: Throughput, output: Path) -> List[str]:
+    options = {
+        "--backend": "sglang",
+        "--host": client.probe_address(plan),
+        "--port": plan.port,
+        "--model": plan.model_path,
+        "--served-model-name": plan.served_name,
+        "--dataset-name": "random-ids",
+        "--random-input-len": wanted.input_tokens,
+        "--random-output-len": wanted.output_tokens,
+        "--random-range-ratio": "1.0",
+        "--num-prompts": wanted.requests,
+        "--max-concurrency": wanted.concurrency,
+        "--seed": secrets.randbelow(2**31),
+        "--output-file": output,
+    }
+    words = [str(word) for pair in options.items() for word in pair]
+    return ["-W", "ignore", "-c", engine.BENCH, *words, "--disable-tqdm"]
+
+
+def parse_bench(line: str) -> Optional[Dict[str, float]]:
+    """The numbers of one result line of the benchmark; None if it is none."""
+    try:
+        values = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(values, dict) or "output_throughput" not in values:
+        return None
+    return {key: value for key, value in values.items() if isinstance(value, (int, float)) and math.isfinite(value)}
+
+
+def judge(result: Dict[str, float], wanted: Throughput, where: str) -> Dict[str, float]:
+    """The figures for the report. Raises Failed if requests failed or the rate is below the floor."""
+    completed = int(result.get("completed", 0))
+    rate = result["output_throughput"]
+    numbers = {
+        "output_tok_s": round(rate, 2),
+        "completed": float(completed),
+        "failed": float(wanted.requests - completed),
+        "concurrency": float(wanted.concurrency),
+        "output_tokens": result.get("total_output_tokens", math.nan),
+        "median_ttft_ms": round(result.get("median_ttft_ms", math.nan), 2),
+        "median_itl_ms": round(result.get("median_itl_ms", math.nan), 3),
+    }
+    numbers = {key: value for key, value in numbers.items() if math.isfinite(value)}
+    if completed < wanted.requests:
+        what = f"{wanted.requests - completed} of {wanted.requests} benchmark requests failed"
+        raise Failed(Cause(what, where, "read the server's log", "throughput", "release"))
+    if wanted.floor is not None and rate < wanted.floor:
+        what = f"{rate:.1f} output tok/s at {wanted.concurrency} concurrent requests, the floor is {wanted.floor:g}"
+        raise Failed(
+            Cause(what, where, "try another backend, or lower verify.throughput.floor", "throughput", "release")
+        )
+    return numbers
+
+
+def _last_line(path: Path) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return ""
+    return lines[-1] if lines else ""
+
+
+def redact(lines: Sequence[str], values: Sequence[str]) -> List[str]:
+    """The lines with every secret value replaced."""
+    found = []
+    for line in lines:
+        for value in values:
+            if value:
+                line = line.replace(value, "[redacted]")
+        found.append(line)
+    return found

@@ -1,0 +1,137 @@
+"""The agent as a service: a swap outlives the connection that asked for it, and its own death."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import Optional
+
+from kernelswap.agent import events, files, host, transaction, units
+from kernelswap.agent.events import Events
+from kernelswap.agent.host import Folders
+from kernelswap.protocol import AGENT_PATH, Report, Request, Running, decode, encode
+
+HEARTBEAT = 15.0  # seconds of silence after which whoever follows is told that the swap still runs
+
+
+def service_name(instance: str) -> str:
+    return f"kernelswap-swap-{instance}.service"
+
+
+def running(folders: Folders) -> Optional[Running]:
+    """The swap that has not ended on this host, if any."""
+    journal = host.read_journal(folders)
+    active = units.status(service_name(folders.instance)).running
+    if active and (text := files.read(folders.request)):
+        request = decode(Request, text)
+        if journal and journal.request.swap == request.swap:
+            return Running(request, journal.started, journal.step, active=True)
+        return Running(request, folders.request.stat().st_mtime, "waiting", active=True)
+    if journal:
+        return Running(journal.request, journal.started, journal.step, active=files.is_locked(folders.lock))
+    return None
+
+
+def swap(request: Request) -> int:
+    """Start a swap, or join the one with the same goal, and follow it to its end. Returns the exit code."""
+    folders = Folders(request.instance)
+    with files.lock(folders.start_lock):
+        now = running(folders)
+        if now and now.active and units.status(service_name(request.instance)).running:
+            if not now.request.same_goal(request):
+                print(_refusal(now))
+                return 1
+            print(
+                f"joined swap {now.request.swap} to {now.request.release}, "
+                f"by {now.request.who} since {_clock(now.since)}"
+            )
+            request = now.request
+        else:
+            files.write(folders.request, encode(request), mode=0o600)
+            _start(request.instance, request.swap)
+    return follow(folders, request.swap)
+
+
+def _refusal(now: Running) -> str:
+    goal = now.request
+    return (
+        f"REFUSED, nothing was touched: swap {goal.swap} ({goal.action} to {goal.release}) by {goal.who} runs since "
+        f"{_clock(now.since)}, step {now.step}; wait for it, or ask for the same goal to follow it"
+    )
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _start(instance: str, swap_id: str) -> None:
+    settings = ("Restart=on-failure", "RestartSec=1", "StartLimitIntervalSec=600", "StartLimitBurst=5", "UMask=0077")
+    command = ["systemd-run", "--quiet", "--collect", f"--unit={service_name(instance)}"]
+    command += [f"--property={setting}" for setting in settings]
+    command += ["/usr/bin/python3", AGENT_PATH, "run", instance, swap_id]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:
+        raise units.UnitError(f"systemd-run: {done.stderr.strip()}")
+
+
+def follow(folders: Folders, swap_id: str) -> int:
+    """Print a swap's progress until it ends; 0 if it was committed."""
+    start = spoke = checked = time.monotonic()
+    step = "starting"
+    for event in Events(folders.evidence(swap_id) / "events.jsonl").follow():
+        now = time.monotonic()
+        if event is None:
+            if now - spoke >= HEARTBEAT:
+                _say(f"{step:<12}    ...    {now - start:.0f} s since the start of the swap")
+                spoke = now
+            if now - checked >= 2:
+                checked = now
+                if not units.status(service_name(folders.instance)).running and not _report(folders, swap_id):
+                    _say("the agent is gone without a result; run the same command again to finish the story")
+                    return 1
+            continue
+        step = event.step
+        line = events.render(event)
+        if line:
+            _say(line)
+            spoke = now
+        if event.kind == "result":
+            report = _report(folders, swap_id)
+            return 0 if report and report.outcome == "committed" else 1
+    return 1
+
+
+def _say(line: str) -> None:
+    print(line)
+    sys.stdout.flush()
+
+
+def _report(folders: Folders, swap_id: str) -> Optional[Report]:
+    text = files.read(folders.evidence(swap_id) / "report.json")
+    return decode(Report, text) if text else None
+
+
+def run(instance: str, swap_id: str) -> None:
+    """What the transient service does: close an open story first, then carry out the request."""
+    folders = Folders(instance)
+    with files.lock(folders.lock):
+        request = decode(Request, files.read(folders.request) or "")
+        story = Events(folders.evidence(swap_id) / "events.jsonl")
+        journal = host.read_journal(folders)
+        if journal:
+            report = transaction.recover(folders, journal)
+            if journal.request.swap == swap_id:
+                return
+            story.emit("recover", "note", f"swap {journal.request.swap} had not ended: {transaction.verdict(report)}")
+        if request.swap == swap_id and not _report(folders, swap_id):
+            transaction.perform(folders, request)
+
+
+def recover(instance: str) -> None:
+    """What the recover unit does after a reboot."""
+    folders = Folders(instance)
+    with files.lock(folders.lock):
+        journal = host.read_journal(folders)
+        if journal:
+            print(transaction.verdict(transaction.recover(folders, journal)))

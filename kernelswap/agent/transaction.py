@@ -1,0 +1,495 @@
+"""The swap: its steps in order, the way back from each, and the end of a story that died in the middle.
+
+    preflight, drain | stop, clean, activate, start, ready, smoke, throughput, open, commit
+    nothing touched  | any failure: stop, clean, start the known-good, ready, smoke, open
+
+Before each step the journal says which; so whoever opens it after a crash knows what may have been done. The commit
+point is the rename of the unit into /etc: before it every road leads back, after it forward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import subprocess
+import time
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
+
+from kernelswap import ledger
+from kernelswap.agent import client, files, gpus, host, occupants, preflight, processes, server, units
+from kernelswap.agent.client import Client, Unanswered
+from kernelswap.agent.events import Events
+from kernelswap.agent.host import Folders, FoundProcess, FoundUnit, Journal, ReleaseZero
+from kernelswap.agent.occupants import Dirty, Occupants
+from kernelswap.agent.server import Failed
+from kernelswap.protocol import Cause, Plan, Report, Request, StepResult, Throughput, decode, encode
+
+Numbers = Dict[str, float]
+Step = Callable[[], "Seen"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What a step saw: one line for people, figures for the report."""
+
+    detail: str = ""
+    numbers: Numbers = dataclasses.field(default_factory=dict)
+
+
+def perform(folders: Folders, request: Request) -> Report:
+    """Carry out a swap to its end. Holds no lock: the caller does."""
+    journal = Journal(request, time.time(), host.boot_id(), previous=host.known_good(folders))
+    return Transaction(folders, journal).forward()
+
+
+def recover(folders: Folders, journal: Journal) -> Report:
+    """Close the story of a swap whose agent died, at whatever step."""
+    return Transaction(folders, journal).resume()
+
+
+class Transaction:
+    """One swap on its way. Its only state besides the journal is what goes into the report."""
+
+    def __init__(self, folders: Folders, journal: Journal) -> None:
+        self.folders = folders
+        self.journal = journal
+        self.request = journal.request
+        self.evidence = folders.evidence(self.request.swap)
+        self.events = Events(self.evidence / "events.jsonl")
+        self.steps: List[StepResult] = []
+        self.plan: Plan  # of the candidate; read by the preflight
+
+    # The way forward.
+
+    def forward(self) -> Report:
+        try:
+            self._step("preflight", self._preflight)
+            self._step("drain", self._drain)
+            self._note_found()
+            for name, step in self._forward_steps():
+                self._step(name, step)
+        except Failed as failure:
+            return self._fail(failure.cause)
+        return self._close("committed", serving=self.request.release)
+
+    def _forward_steps(self) -> List[Tuple[str, Step]]:
+        judge: List[Tuple[str, Step]] = [("ready", self._ready), ("smoke", self._smoke)]
+        wanted = self.plan.verify.throughput
+        if wanted:
+            judge.append(("throughput", lambda: self._throughput(wanted)))
+        exposed_after = {"ready": 1, "smoke": 2, "verified": len(judge)}[self.plan.expose]
+        judge.insert(exposed_after, ("open", self._open))
+        touch: List[Tuple[str, Step]] = [
+            ("stop", self._stop),
+            ("clean", lambda: self._clean(self.plan)),
+            ("activate", self._activate),
+            ("start", lambda: self._start(self.plan)),
+        ]
+        return [*touch, *judge, ("commit", self._commit)]
+
+    def _preflight(self) -> Seen:
+        release = self.request.release
+        where = str(self.folders.release(release))
+        try:
+            self.plan = host.read_plan(self.folders, release)
+        except (OSError, ValueError) as error:
+            raise Failed(
+                Cause(f"release {release} is not staged here: {error}", where, "run the deploy again")
+            ) from None
+        history = host.history(self.folders)
+        if release in ledger.barred(history) and not self.request.force:
+            raise Failed(Cause(f"release {release} failed before and is barred", where, "change it, or use --force"))
+        found = self._found()
+        faults = preflight.faults(self.folders, self.request, self.plan, found)
+        if faults:
+            todo = "correct these and run the same command again"
+            raise Failed(Cause("; ".join(faults), where, todo, "preflight"))
+        return Seen(f"{len(found.all)} server(s) to replace")
+
+    def _found(self) -> Occupants:
+        try:
+            return occupants.find(self.folders, self.plan)
+        except gpus.GpuError as error:
+            raise Failed(Cause(str(error), "nvidia-smi", "repair the driver, or reboot the host", "nvml")) from None
+
+    def _drain(self) -> Seen:
+        """Give the old server's requests time to end. What is still running then ends with its own clean stop."""
+        if self.journal.previous is None:
+            return Seen("nothing of ours serves")
+        try:
+            old = self._client(host.read_plan(self.folders, self.journal.previous))
+        except (OSError, ValueError):
+            return Seen(f"running requests unknown: the plan of {self.journal.previous} cannot be read")
+        until = time.monotonic() + self.plan.timeouts.drain
+        while (count := old.running_requests()) and time.monotonic() < until:
+            time.sleep(0.25)
+        if count is None:
+            return Seen("running requests unknown")
+        return Seen(f"{count} request(s) running")
+
+    def _note_found(self) -> None:
+        """Before anything stops, write down all that is needed to bring it back."""
+        found = self._found()
+        zero = ReleaseZero(
+            units=tuple(FoundUnit(name, units.status(name).enabled) for name in sorted(found.units)),
+            processes=tuple(_capture(process) for process in found.strays if process.is_launcher),
+        )
+        # Where another server had taken the place of ours, that one is what served, and what comes back.
+        previous = None if zero and not found.own else self.journal.previous
+        self.journal = dataclasses.replace(self.journal, touched=True, zero=zero, previous=previous)
+
+    def _stop(self) -> Seen:
+        found = self._found()
+        timeout = self.plan.timeouts.stop + 30
+        ended = []
+        try:
+            if units.status(self.plan.unit).running:
+                units.stop(self.plan.unit, timeout)
+                ended.append(self.plan.unit)
+            for name in found.units:
+                units.stop(name, timeout)
+                units.mask_until_reboot(name)
+                ended.append(name)
+        except units.UnitError as error:
+            raise Failed(Cause(str(error), f"systemctl status {self.plan.unit}", "see what keeps it", "stop")) from None
+        table = processes.table()
+        tree = processes.descendants(table, [process.pid for process in found.strays])
+        left = processes.end([table[pid] for pid in tree if pid in table], self.plan.timeouts.stop)
+        if left:
+            what = "; ".join(map(processes.describe, left))
+            raise Failed(Cause(f"would not end: {what}", "/proc/PID/stack", "reboot the host", "stop"))
+        ended += [f"pid {process.pid}" for process in found.strays]
+        return Seen(", ".join(ended) or "nothing ran")
+
+    def _clean(self, plan: Plan) -> Seen:
+        try:
+            seen = occupants.prove_clean(self.folders, plan, plan.timeouts.clean)
+        except Dirty as dirty:
+            todo = "end what is left; if no process holds the memory, reset the GPU or reboot the host"
+            raise Failed(Cause(f"the host is not clean: {dirty}", "nvidia-smi", todo, "not-clean")) from None
+        files.append(self.evidence / "clean.txt", "\n".join(seen))
+        return Seen(", ".join(seen[:2]) + (f", {len(seen) - 2} GPU(s) idle" if len(seen) > 2 else ""))
+
+    def _activate(self) -> Seen:
+        text = (self.folders.release(self.request.release) / self.plan.unit).read_text(encoding="utf-8")
+        try:
+            units.activate_candidate(self.folders.candidate_unit, self.folders.candidate_settings, text)
+        except (OSError, units.UnitError) as error:
+            raise Failed(
+                Cause(str(error), str(self.folders.candidate_unit), "see what systemd says", "activate")
+            ) from None
+        return Seen(f"{self.request.release} under /run, only this host may reach it")
+
+    def _start(self, plan: Plan) -> Seen:
+        self.started = time.time()
+        try:
+            units.quarantine(plan.unit, _allowed(plan))
+            units.start(plan.unit, timeout=plan.timeouts.clean + 60)
+        except units.UnitError as error:
+            raise server.unit_failure(plan, units.status(plan.unit), str(error)) from None
+        return Seen(f"main pid {units.status(plan.unit).main_pid}")
+
+    def _ready(self) -> Seen:
+        return Seen(server.wait_ready(self.plan, self._client(self.plan), self.started, self._tell("ready")))
+
+    def _smoke(self) -> Seen:
+        return Seen(server.smoke(self.plan, self._client(self.plan), self._tell("smoke")))
+
+    def _throughput(self, wanted: Throughput) -> Seen:
+        key = self._secrets(self.request.release).get("api-key", "")
+        numbers = server.throughput(self.plan, wanted, key, self.evidence)
+        self._still_alive()
+        limit = f", floor {wanted.floor:g}" if wanted.floor is not None else ""
+        return Seen(f"{numbers['output_tok_s']:.1f} output tok/s at {numbers['concurrency']:.0f}{limit}", numbers)
+
+    def _still_alive(self) -> None:
+        status = units.status(self.plan.unit)
+        if status.active != "active":
+            raise server.unit_failure(self.plan, status, f"the server ended ({status.active}, {status.result})")
+
+    def _open(self) -> Seen:
+        self._still_alive()
+        units.lift_quarantine(self.plan.unit)
+        return Seen("reachable from outside")
+
+    def _commit(self) -> Seen:
+        """Idempotent, since a recovery after the commit point runs it again."""
+        release = self.request.release
+        for unit in self.journal.zero.units:
+            if unit.enabled:
+                units.disable(unit.name)
+        text = (self.folders.release(release) / self.plan.unit).read_text(encoding="utf-8")
+        try:
+            files.write(self.folders.committed_unit, text)
+        except OSError as error:
+            where = str(self.folders.committed_unit)
+            raise Failed(
+                Cause(f"cannot write {where}: {error.strerror}", where, "make /etc writable", "commit")
+            ) from None
+        files.link(self.folders.known_good, f"releases/{release}")
+        units.drop_candidate(self.folders.candidate_unit, self.folders.candidate_settings)
+        units.enable(self.plan.unit)
+        return Seen(f"{release} is the known-good")
+
+    # The way back.
+
+    def _fail(self, cause: Cause) -> Report:
+        if not self.journal.touched:
+            return self._close("refused", serving=self.journal.previous, cause=cause)
+        self._keep_log()
+        self.journal = dataclasses.replace(self.journal, back=True, cause=encode(cause))
+        return self._back(cause)
+
+    def _back(self, cause: Cause, stop: bool = True) -> Report:
+        """Bring back what served before. stop: whether what runs in the unit is the candidate."""
+        previous = self.journal.previous
+        try:
+            if stop:
+                self._step("stop", self._stop_candidate, back=True)
+            if previous is None:
+                return self._back_to_zero(cause)
+            plan = host.read_plan(self.folders, previous)
+            if stop or not units.status(plan.unit).running:
+                self._step("clean", lambda: self._clean(plan), back=True)
+                self._step("start", lambda: self._start(plan), back=True)
+            return self._verify_back(plan, cause)
+        except (Failed, OSError, ValueError, units.UnitError) as error:
+            return self._down(cause, f"rolling back to {previous or 'what served before'} failed: {error}")
+
+    def _verify_back(self, plan: Plan, cause: Cause) -> Report:
+        old = self._client(plan)
+        begun = getattr(self, "started", 0.0)
+        self._step("ready", lambda: Seen(server.wait_ready(plan, old, begun, self._tell("ready"))), back=True)
+        # From here on the known-good answers: whatever our checks say, it is not stopped again.
+        try:
+            self._step("smoke", lambda: Seen(server.smoke(plan, old, self._tell("smoke"))), back=True)
+        except Failed as failure:
+            self._open_known_good(plan)
+            detail = f"{plan.release} runs again, but it failed its checks: {failure.cause.what}"
+            return self._close("down", serving=plan.release, cause=cause, detail=detail)
+        self._step("open", lambda: self._open_known_good(plan), back=True)
+        return self._close("rolled-back", serving=plan.release, cause=cause)
+
+    def _stop_candidate(self) -> Seen:
+        units.stop(self.plan.unit, self.plan.timeouts.stop + 30)
+        units.drop_candidate(self.folders.candidate_unit, self.folders.candidate_settings)
+        return Seen(self.plan.unit)
+
+    def _open_known_good(self, plan: Plan) -> Seen:
+        units.lift_quarantine(plan.unit)
+        units.drop_candidate(self.folders.candidate_unit, self.folders.candidate_settings)
+        return Seen("reachable from outside")
+
+    def _back_to_zero(self, cause: Cause) -> Report:
+        zero = self.journal.zero
+        if not zero:
+            return self._down(cause, "nothing served before, so there is nothing to go back to")
+        if not self._zero_runs(zero):
+            self._step("clean", lambda: self._clean(self.plan), back=True)
+        names = self._step("start", lambda: self._start_zero(zero), back=True).detail
+        self._step("ready", self._zero_ready, back=True)
+        return self._close("rolled-back", serving=None, cause=cause, detail=f"{names} serves again")
+
+    def _zero_runs(self, zero: ReleaseZero) -> bool:
+        """Whether it is back already: systemd starts enabled units after a reboot."""
+        return all(units.status(name).running for name in self._zero_names(zero))
+
+    def _zero_names(self, zero: ReleaseZero) -> List[str]:
+        adopted = [_adopted_name(self.folders, number) for number in range(len(zero.processes))]
+        return [unit.name for unit in zero.units] + adopted
+
+    def _start_zero(self, zero: ReleaseZero) -> Seen:
+        for unit in zero.units:
+            units.unmask(unit.name)
+            if unit.enabled:
+                units.enable(unit.name)
+            units.start(unit.name, timeout=300)
+        for number, process in enumerate(zero.processes):
+            if not units.status(_adopted_name(self.folders, number)).running:
+                _start_process(self.folders, number, process)
+        return Seen(", ".join(self._zero_names(zero)))
+
+    def _zero_ready(self) -> Seen:
+        """Wait for `/health` of every server that we brought back; it generates a token and needs no key."""
+        until = time.monotonic() + self.plan.timeouts.ready
+        while True:
+            heads = [p for p in self._found().all if p.is_launcher]
+            ports = {p.port for p in heads if p.port}
+            if ports and all(Client(f"http://127.0.0.1:{port}", "").status("/health", 30) == 200 for port in ports):
+                return Seen(f"/health of port {', '.join(map(str, sorted(ports)))}")
+            if time.monotonic() > until:
+                what = f"no healthy server within {self.plan.timeouts.ready:g} s"
+                raise Failed(Cause(what, "systemctl status", "start it by hand", "release-zero"))
+            time.sleep(0.5)
+
+    def _down(self, cause: Cause, detail: str) -> Report:
+        # Whatever still comes up must not stay shut off from its users.
+        with contextlib.suppress(units.UnitError):
+            units.lift_quarantine(self.folders.unit)
+        return self._close("down", serving=None, cause=cause, detail=detail)
+
+    # The end of a story that died in the middle.
+
+    def resume(self) -> Report:
+        done = [r for r in host.history(self.folders) if r.request.swap == self.request.swap]
+        if done:
+            files.remove(self.folders.journal)
+            return done[-1]
+        rebooted = self.journal.boot != host.boot_id()
+        death = "the host rebooted" if rebooted else "the agent died"
+        cause = Cause(f"{death} during the step {self.journal.step}", str(self.evidence), "run the same command again")
+        self.events.emit(self.journal.step, "note", f"{cause.what}: finishing its story")
+        try:
+            self.plan = host.read_plan(self.folders, self.request.release)
+        except (OSError, ValueError) as error:
+            if not self.journal.touched:
+                return self._close("refused", serving=self.journal.previous, cause=cause)
+            return self._down(cause, f"the plan of {self.request.release} cannot be read: {error}")
+        if not self.journal.touched:
+            return self._close("refused", serving=self.journal.previous, cause=cause)
+        if self.journal.step == "commit" and not self.journal.back and self._is_past_commit_point():
+            self._step("commit", self._commit)
+            if rebooted and not units.status(self.plan.unit).running:
+                units.start(self.plan.unit, timeout=self.plan.timeouts.clean + 60)
+            return self._close("committed", serving=self.request.release)
+        if self.journal.back and self.journal.cause:
+            cause = decode(Cause, self.journal.cause)
+        else:
+            self.journal = dataclasses.replace(self.journal, back=True, cause=encode(cause))
+        candidate_may_run = not rebooted and not self._known_good_runs()
+        return self._back(cause, stop=candidate_may_run)
+
+    def _is_past_commit_point(self) -> bool:
+        text = files.read(self.folders.release(self.request.release) / self.plan.unit)
+        return text is not None and files.read(self.folders.committed_unit) == text
+
+    def _known_good_runs(self) -> bool:
+        """Whether a rollback of this boot had started the known-good already."""
+        return (
+            self.journal.back
+            and self.journal.step in ("ready", "smoke", "open")
+            and units.status(self.plan.unit).active == "active"
+        )
+
+    # What every step shares.
+
+    def _step(self, name: str, step: Step, back: bool = False) -> Seen:
+        """Write down what comes, do it, and record how long it took and what it saw. Raises Failed."""
+        self.journal = dataclasses.replace(self.journal, step=name)
+        host.write_journal(self.folders, self.journal)
+        shown = f"< {name}" if back else name
+        self.events.emit(shown, "begin")
+        start = time.monotonic()
+        try:
+            seen = self._guarded(name, step)
+        except Failed as failure:
+            seconds = round(time.monotonic() - start, 2)
+            self.steps.append(StepResult(shown, seconds, ok=False, detail=failure.cause.what))
+            self.events.emit(shown, "failed", failure.cause.what, seconds)
+            raise
+        seconds = round(time.monotonic() - start, 2)
+        self.steps.append(StepResult(shown, seconds, ok=True, detail=seen.detail, numbers=seen.numbers))
+        self.events.emit(shown, "end", seen.detail, seconds)
+        return seen
+
+    @staticmethod
+    def _guarded(name: str, step: Step) -> Seen:
+        """Turn what the host does to a step into its failure; a fault of ours ends the agent, which rolls back too.
+
+        Not for the commit: past the commit point only a recovery, which goes forward, is right.
+        """
+        if name == "commit":
+            return step()
+        try:
+            return step()
+        except (OSError, units.UnitError, gpus.GpuError, Unanswered, subprocess.SubprocessError) as error:
+            raise Failed(Cause(f"{type(error).__name__}: {error}", name, "see what the host says", name)) from error
+
+    def _close(self, outcome: str, serving: Optional[str], cause: Optional[Cause] = None, detail: str = "") -> Report:
+        report = Report(
+            request=self.request,
+            outcome=outcome,
+            started=self.journal.started,
+            ended=time.time(),
+            previous=self.journal.previous,
+            serving=serving,
+            cause=cause,
+            detail=detail,
+            evidence=str(self.evidence),
+            steps=tuple(self.steps),
+        )
+        files.write(self.evidence / "report.json", encode(report))
+        files.append(self.folders.history, encode(report))
+        files.remove(self.folders.journal)
+        self.events.emit("result", "result", verdict(report))
+        return report
+
+    def _client(self, plan: Plan) -> Client:
+        key = self._secrets(plan.release).get("api-key", "")
+        return Client(client.base_url(plan), plan.served_name, key)
+
+    def _secrets(self, release: str) -> Dict[str, str]:
+        return host.secrets(self.folders, release)
+
+    def _keep_log(self) -> None:
+        """Keep what the candidate logged as evidence, without its secrets."""
+        with contextlib.suppress(units.UnitError, OSError, subprocess.TimeoutExpired):
+            lines = units.log(units.status(self.plan.unit).invocation)
+            values = list(self._secrets(self.request.release).values())
+            text = "\n".join(server.redact(lines, values)) + "\n"
+            files.write(self.evidence / "server.log", text, mode=0o600)
+
+    def _tell(self, step: str) -> Callable[[str], None]:
+        return lambda text: self.events.emit(step, "progress", text)
+
+
+def verdict(report: Report) -> str:
+    """How it ended, in a line that a person reads."""
+    seconds = report.ended - report.started
+    release = report.request.release
+    if report.outcome == "committed":
+        return f"committed {release} in {seconds:.1f} s"
+    cause = report.cause
+    why = f"{cause.what}; {cause.todo}; see {cause.where}" if cause else ""
+    tail = f"evidence: {report.evidence}"
+    if report.outcome == "rolled-back":
+        serves = report.detail or f"{report.serving} serves again, verified"
+        return f"ROLLED BACK from {release} in {seconds:.1f} s; {serves}; cause: {why}; {tail}"
+    if report.outcome == "refused":
+        return f"REFUSED {release}, nothing was touched: {why}"
+    return f"DOWN after {seconds:.1f} s: {report.detail}; cause: {why}; {tail}"
+
+
+def _allowed(plan: Plan) -> Sequence[str]:
+    address = client.probe_address(plan)
+    return ["localhost"] if address in ("127.0.0.1", "::1", "localhost") else ["localhost", address]
+
+
+def _capture(process: processes.Process) -> FoundProcess:
+    uid = process.uid
+    folder = processes.working_folder(process.pid)
+    return FoundProcess(process.argv, processes.environment(process.pid), folder, uid, processes.group(process.pid))
+
+
+def _start_process(folders: Folders, number: int, process: FoundProcess) -> None:
+    """Start an adopted process again, as a transient unit with its own words, environment, folder and user."""
+    name = _adopted_name(folders, number)
+    variables = folders.state / f"adopted-{number}.env"
+    # Inside double quotes of an EnvironmentFile only these four are special.
+    quoted = {
+        key: "".join("\\" + c if c in '"\\`$' else c for c in value) for key, value in process.environment.items()
+    }
+    files.write(variables, "".join(f'{key}="{value}"\n' for key, value in quoted.items()), mode=0o600)
+    command = ["systemd-run", "--quiet", "--collect", f"--unit={name}", f"--uid={process.uid}", f"--gid={process.gid}"]
+    command += [f"--working-directory={process.folder}", f"--property=EnvironmentFile={variables}"]
+    # systemd expands $ in the words of a command; a doubled one stays as it is.
+    command += ["--", *(word.replace("$", "$$") for word in process.argv)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:
+        raise Failed(
+            Cause(f"cannot start it again: {done.stderr.strip()}", str(variables), "start it by hand", "adopted")
+        )
+
+
+def _adopted_name(folders: Folders, number: int) -> str:
+    return f"kernelswap-adopted-{folders.instance}-{number}.service"
