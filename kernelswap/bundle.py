@@ -1,0 +1,87 @@
+"""Build the agent as a zipapp: one file that any host with python3 can run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.util
+import io
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent
+SHARED = ("__init__.py", "protocol.py", "ledger.py")
+
+# Everything is imported before the work starts, so that replacing the file in the middle of a swap does not matter.
+# A question is answered in a moment, and it is asked of every host in every run: it takes what it needs only.
+MAIN = """import sys
+
+from kernelswap.agent.__main__ import main
+
+if sys.argv[1:2] != ["inspect"]:
+{imports}
+
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """The agent's file and the SHA-256 by which a host's copy is known to be this one."""
+
+    content: bytes
+    sha256: str
+
+    def __repr__(self) -> str:
+        return f"Bundle({self.sha256[:12]}, {len(self.content)} bytes)"
+
+    @property
+    def base64(self) -> str:
+        return base64.encodebytes(self.content).decode()
+
+
+@cache
+def build() -> Bundle:
+    """The agent of this installation; the same installation always gives the same bytes.
+
+    Stored, not deflated: another zlib would give other bytes, and two controllers would replace each other's agent.
+    """
+    files = dict(_files())
+    files["__main__.py"] = MAIN.format(imports=_imports(files)).encode()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(files):
+            entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, files[name])
+    content = buffer.getvalue()
+    return Bundle(content, hashlib.sha256(content).hexdigest())
+
+
+def _files() -> Iterator[tuple[str, bytes]]:
+    for name in SHARED:
+        yield f"kernelswap/{name}", (PACKAGE / name).read_bytes()
+    for pattern in ("agent/**/*.py", "knowledge/*.json"):
+        for path in PACKAGE.glob(pattern):
+            yield f"kernelswap/{path.relative_to(PACKAGE).as_posix()}", path.read_bytes()
+    yield "pynvml.py", _pynvml().read_bytes()
+
+
+def _pynvml() -> Path:
+    spec = importlib.util.find_spec("pynvml")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("pynvml is missing: pip install nvidia-ml-py")
+    return Path(spec.origin)
+
+
+def _imports(files: dict[str, bytes]) -> str:
+    modules = sorted(
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for name in files
+        if name.endswith(".py") and not name.endswith("__main__.py")
+    )
+    return "\n".join(f"    import {module}" for module in modules)
