@@ -1,0 +1,100 @@
+"""All that a decision about a host needs, read in one remote command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pyinfra.api.arguments import pop_global_arguments
+from pyinfra.api.command import QuoteString, StringCommand
+from pyinfra.api.facts import FactBase
+from pyinfra.api.host import Host
+
+from kernelswap import bundle, protocol
+from kernelswap.protocol import AGENT_PATH
+
+PYTHON = "/usr/bin/python3"
+NEEDS_PYTHON = f"[ -x {PYTHON} ] || {{ echo 'kernelswap needs {PYTHON} on the host' >&2; exit 1; }}"
+# An agent that fails here is replaced by ours, so what it has to say is not worth an alarm.
+INSTALLED = f"{NEEDS_PYTHON}; [ ! -f {AGENT_PATH} ] || {PYTHON} {AGENT_PATH} inspect {{}} 2>/dev/null || :"
+CARRIED = (
+    f'{NEEDS_PYTHON}; t=$(mktemp -d) && trap \'rm -rf "$t"\' EXIT && base64 -d >"$t/agent.pyz" '
+    f'&& {PYTHON} "$t/agent.pyz" inspect {{}}'
+)
+
+
+class HostState(FactBase[protocol.HostState | None]):
+    """The host as its own agent sees it; None if it has none, or one that does not answer as ours does.
+
+    by_sudo: take root by `sudo -S`, the password on standard input. pyinfra's own way costs two more remote commands
+    (it puts an askpass script on the host and removes it again) and shows the password in the host's process list.
+    """
+
+    script = INSTALLED
+
+    def command(
+        self,
+        instances: Iterable[str],
+        users: Iterable[str],
+        health: bool = False,
+        gpus: bool = False,
+        by_sudo: bool = False,
+    ) -> StringCommand:
+        question = json.dumps({"instances": list(instances), "users": list(users), "health": health, "gpus": gpus})
+        before, after = self.script.split("{}")
+        script = StringCommand(before, QuoteString(question), after, _separator="")
+        if not by_sudo:
+            return script
+        return StringCommand("sudo", "-S", "-k", "-p", "''", "-H", "sh", "-c", QuoteString(script))
+
+    def process(self, output: Iterable[str]) -> protocol.HostState | None:
+        lines = [line for line in output if line.startswith("{")]
+        try:
+            return protocol.decode(protocol.HostState, lines[-1]) if lines else None
+        except ValueError:
+            return None
+
+
+class CarriedHostState(HostState):
+    """The same by an agent that comes along on standard input as base64 and leaves nothing behind: first contact."""
+
+    script = CARRIED
+
+
+class _Hidden(str):
+    """Shown as stars wherever a value is formatted as part of another."""
+
+    def __repr__(self) -> str:
+        return "'***'"
+
+
+def read(
+    host: Host, instances: Iterable[str], users: Iterable[str], health: bool = False, gpus: bool = False
+) -> protocol.HostState | None:
+    """The host's state; its `agent` is "" if none of ours is installed. None if the host could not be read.
+
+    A host that could not be read is marked as failed, and pyinfra has printed why.
+    """
+    question = {"instances": tuple(instances), "users": tuple(users), "health": health, "gpus": gpus}
+    state: protocol.HostState | None = host.get_fact(HostState, **question, **_root(host))
+    if state is not None or host in host.state.failed_hosts:
+        return state
+    carried: protocol.HostState | None = host.get_fact(
+        CarriedHostState, **question, _stdin=[_Hidden(bundle.build().base64)]
+    )
+    return None if carried is None else replace(carried, agent="")
+
+
+def _root(host: Host) -> dict[str, Any]:
+    arguments, _ = pop_global_arguments(host.state, host, {})
+    password = arguments["_sudo_password"] or host.connector_data.get("prompted_sudo_password")
+    if not password or not _plain_sudo(arguments):
+        return {}
+    return {"by_sudo": True, "_sudo": False, "_stdin": [_Hidden(f"{password}\n")]}
+
+
+def _plain_sudo(arguments: Mapping[str, Any]) -> bool:
+    others = ("_sudo_user", "_use_sudo_login", "_preserve_sudo_env", "_su_user", "_doas", "_dzdo")
+    return bool(arguments["_sudo"]) and not any(arguments[name] for name in others)
