@@ -1,0 +1,247 @@
+"""What to do about one instance of a host: the goal, the release and what was seen go in, a decision comes out."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from kernelswap import ledger
+from kernelswap.goal import CONVERGE, ROLLBACK, Goal
+from kernelswap.protocol import HostState, InstanceState, Plan, Report, Request, Running, Server
+from kernelswap.render import Release
+
+PLAN = "plan.json"
+SECRETS = "secrets.yaml"
+UNSET = "(unset)"
+
+# Fields of a plan that judge the server but are no part of it; all others and the flags make another release.
+LIMITS = ("expose", "memory_margin", "disk_free", "verify", "timeouts")
+NAMES = {"python": "engine", "model_path": "model path", "served_name": "served name", "gpu_count": "GPUs needed"}
+SERVER = ("python", "model", "model_path", "served_name", "address", "port", "gpus", "gpu_count", "schedulers", "user")
+
+
+@dataclass(frozen=True)
+class Unchanged:
+    """Nothing to swap. stage: files of the release to put back or renew, without a restart."""
+
+    instance: str
+    why: str
+    stage: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Swap:
+    """A swap to `release`. stage: what of it the host lacks."""
+
+    instance: str
+    action: str
+    release: str
+    why: str
+    stage: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Attach:
+    """The same swap is running already: follow it."""
+
+    instance: str
+    action: str
+    release: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Not done, and nothing was touched. todo: what to type or do next."""
+
+    instance: str
+    why: str
+    todo: str
+
+
+Decision = Unchanged | Swap | Attach | Refused
+
+
+def instance_state(state: HostState, instance: str) -> InstanceState:
+    """What is known of an instance; an empty state if the host has never heard of it."""
+    return next((item for item in state.instances if item.instance == instance), InstanceState(instance))
+
+
+def converge(goal: Goal, release: Release, state: HostState) -> Decision:
+    """How to get from what a host serves to `release`."""
+    seen = instance_state(state, release.plan.instance)
+    stage = missing_files(release, seen)
+    swap = Swap(seen.instance, CONVERGE, release.name, _why(seen, release.name), stage)
+    if seen.running:
+        return _beside(seen.instance, seen.running, CONVERGE, release.name) if seen.running.active else swap
+    if serves(seen, release.name):
+        return Unchanged(seen.instance, f"{release.name} serves since {when(seen.unit_since)}", stage)
+    strays = [server for server in state.servers if _in_the_way(server, release.plan)]
+    if strays and not goal.adopt:
+        return Refused(seen.instance, "servers that no systemd unit owns run here: " + _list(strays), STRAYS_TODO)
+    if release.name in seen.barred and not goal.force:
+        return _barred(seen, release.name)
+    return swap
+
+
+def roll_back(seen: InstanceState) -> Decision:
+    """How to get to the commit before the current one; out of a swap that was cut short, to the current one."""
+    if seen.running and not seen.running.active and seen.known_good:
+        return Swap(seen.instance, ROLLBACK, seen.known_good, _why(seen, seen.known_good))
+    if seen.running and seen.running.active:
+        return _beside(seen.instance, seen.running, ROLLBACK, seen.rollback_target)
+    if seen.rollback_target is None:
+        return Refused(seen.instance, _no_target(seen), "name a profile instead: --profile NAME")
+    return Swap(seen.instance, ROLLBACK, seen.rollback_target, _why(seen, seen.rollback_target))
+
+
+def serves(seen: InstanceState, release: str) -> bool:
+    """Whether the committed release is this one, and its unit is up and just as it was committed."""
+    return seen.known_good == release and seen.unit_state == "active" and seen.unit_intact
+
+
+def missing_files(release: Release, seen: InstanceState) -> tuple[str, ...]:
+    """Names of the release's files that the host lacks or has with another content."""
+    there = seen.releases.get(release.name, {})
+    names = [name for name, text in release.files.items() if there.get(name) != digest(text)]
+    if release.secrets is not None and SECRETS not in there:
+        names.append(SECRETS)
+    return tuple(sorted(names))
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _why(seen: InstanceState, release: str) -> str:
+    if seen.running:
+        return f"swap {seen.running.request.swap} was cut short at {seen.running.step}; it is closed first"
+    if seen.known_good is None:
+        return f"nothing committed yet -> {release}"
+    if seen.known_good != release:
+        return f"{seen.known_good} -> {release}"
+    if seen.unit_state != "active":
+        return f"{release} is committed, but its unit is {seen.unit_state}"
+    return f"{release} is committed, but its unit is not as it was committed"
+
+
+def _beside(instance: str, running: Running, action: str, release: str | None) -> Decision:
+    request = running.request
+    text = f"{request.action} to {request.release} by {request.who} since {when(running.since)}, at {running.step}"
+    if release is not None and (request.action, request.release) == (action, release):
+        return Attach(instance, action, release, f"already running: {text}")
+    return Refused(instance, f"another swap is running: {text}", "wait for its end, see `kernelswap status`")
+
+
+def _barred(seen: InstanceState, release: str) -> Refused:
+    report = next((r for r in reversed(seen.history) if r.request.release == release and r.bars), None)
+    if report is None:
+        return Refused(seen.instance, f"{release} is barred: it failed long ago", "try it again all the same: --force")
+    return Refused(
+        seen.instance,
+        f"{release} is barred: swap {report.request.swap} by {report.request.who} ended {when(report.ended)} as "
+        f"{report.outcome}: {_cause(report)}",
+        _advice(report) + "try it again all the same: --force",
+    )
+
+
+def _cause(report: Report) -> str:
+    return report.cause.what if report.cause else report.detail or "no cause was found"
+
+
+def _advice(report: Report) -> str:
+    return f"{report.cause.todo}; or " if report.cause and report.cause.todo else ""
+
+
+def _no_target(seen: InstanceState) -> str:
+    below = list(dict.fromkeys(name for name in ledger.commits(seen.history) if name != seen.known_good))
+    if not below:
+        return f"nothing to go back to: {seen.known_good or 'nothing'} is the only commit of this host"
+    return f"nothing to go back to: {', '.join(below)} barred, or no longer on the host"
+
+
+STRAYS_TODO = "stop them, or let this swap take them over and bring them back if it fails: --adopt"
+
+
+def _in_the_way(server: Server, plan: Plan) -> bool:
+    """A server of no unit, unless the instance keeps to its own GPUs and ports differ: then the agent looks closer."""
+    elsewhere = bool(plan.gpus) and server.port is not None and server.port != plan.port
+    return server.unit is None and not elsewhere
+
+
+def _list(servers: list[Server]) -> str:
+    return "; ".join(
+        f"pid {s.pid} of {s.user} since {when(s.started)}: {shorten(shlex.join(s.argv), 120)}" for s in servers
+    )
+
+
+def shorten(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def when(at: float | None) -> str:
+    return "?" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def differences(old: Plan | None, new: Plan) -> tuple[str, ...]:
+    """What changes in the server from one plan to the next, a line each."""
+    if old is None:
+        return ()
+    return tuple(_server_differences(old, new))
+
+
+def _server_differences(old: Plan, new: Plan) -> Iterator[str]:
+    yield from _changes("", old.flags, new.flags)
+    yield from _changes("", *(dict.fromkeys(plan.secret_flags, "(secret)") for plan in (old, new)))
+    yield from _changes("environment ", old.environment, new.environment)
+    fields = [{NAMES.get(name, name): _text(getattr(plan, name)) for name in SERVER} for plan in (old, new)]
+    yield from _changes("", *fields)
+
+
+def limit_differences(old: Plan | None, new: Plan) -> tuple[str, ...]:
+    """What changes in how the server is judged; it needs no restart."""
+    if old is None:
+        return ()
+    return tuple(_changes("", _limits(old), _limits(new)))
+
+
+def _limits(plan: Plan) -> dict[str, str]:
+    flat: dict[str, str] = {}
+    for name in LIMITS:
+        value = getattr(plan, name)
+        if dataclasses.is_dataclass(value):
+            flat.update({f"{name}.{f.name}": _text(getattr(value, f.name)) for f in dataclasses.fields(value)})
+        else:
+            flat[name] = _text(value)
+    return flat
+
+
+def _changes(prefix: str, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[str]:
+    for key in sorted(old.keys() | new.keys()):
+        before, after = old.get(key, UNSET), new.get(key, UNSET)
+        if before != after:
+            yield f"{prefix}{key}: {before} -> {after}"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) or UNSET
+    return str(value)
+
+
+def request_of(decision: Swap | Attach, goal: Goal, swap: str, who: str) -> Request:
+    """The wire form of a decision."""
+    return Request(
+        swap=swap,
+        instance=decision.instance,
+        action=decision.action,
+        release=decision.release,
+        who=who,
+        reason=goal.reason,
+        force=goal.force,
+        adopt=goal.adopt,
+    )

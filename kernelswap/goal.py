@@ -1,0 +1,44 @@
+"""What a person asked for, from pyinfra's data: `--profile`, `--rollback` or neither, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kernelswap.errors import ConfigError, Fault
+
+CONVERGE = "converge"
+ROLLBACK = "rollback"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """profile: asked for on the command line; None leaves each host its declared one."""
+
+    action: str = CONVERGE
+    profile: str | None = None
+    reason: str = ""
+    force: bool = False
+    adopt: bool = False
+
+
+def goal_of(asked: Mapping[str, Any]) -> Goal:
+    """The goal in `--data` as pyinfra parsed it. Raises ConfigError."""
+    faults = [
+        Fault(f"--data {name}", f"expected true or false, got {asked[name]!r}", f"write --{name}, or leave it out")
+        for name in ("rollback", "force", "adopt")
+        if not isinstance(asked.get(name, False), bool)
+    ]
+    profile = asked.get("profile")
+    if asked.get("rollback") is True and profile is not None:
+        faults.append(Fault("--profile, --rollback", "these are two goals", "give one"))
+    if faults:
+        raise ConfigError(faults)
+    return Goal(
+        action=ROLLBACK if asked.get("rollback") else CONVERGE,
+        profile=None if profile is None else str(profile),
+        reason=str(asked.get("reason", "")),
+        force=asked.get("force", False),
+        adopt=asked.get("adopt", False),
+    )
