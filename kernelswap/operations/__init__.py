@@ -1,0 +1,1 @@
+"""pyinfra operations: what is written to a host."""
