@@ -1,0 +1,223 @@
+"""From a pyinfra host to what must be done there: read the fact, decide, show it; nothing is changed."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import secrets
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from pyinfra import logger
+from pyinfra.api.exceptions import DeployError
+from pyinfra.api.host import Host
+from pyinfra.api.inventory import Inventory
+
+from kernelswap import bundle, decide
+from kernelswap.decide import Attach, Decision, Refused, Swap, Unchanged
+from kernelswap.errors import ConfigError, Fault, KernelswapError
+from kernelswap.facts import host_state
+from kernelswap.goal import ROLLBACK, Goal, goal_of
+from kernelswap.profile import load_library
+from kernelswap.protocol import AGENT_PATH, STATE_ROOT, HostState, Request
+from kernelswap.render import Hidden, Release, render, resolve_secrets
+from kernelswap.spec import DEFAULT_INSTANCE, ServerSpec, host_specs
+
+RECOVER_UNIT = "kernelswap-recover@.service"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a host lacks before it can swap anything; for roles/host.py."""
+
+    users: tuple[str, ...] = ()
+    key: Hidden | None = None
+    agent: bytes | None = None
+    recover_unit: str | None = None
+    recover: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self != Setup()
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is done about one instance. stage: the release's files to put; request: the swap, if there is one."""
+
+    instance: str
+    release: Release | None = None
+    stage: tuple[str, ...] = ()
+    request: Request | None = None
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """Everything a deploy does on one host. Empty where nothing is to be done or the host was refused."""
+
+    setup: Setup = Setup()
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One server as the inventory declares it, with the values of its secrets."""
+
+    spec: ServerSpec
+    secrets: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        return f"Wanted({self.spec.instance})"
+
+
+def plan_host(host: Host, library: Path, templates: Path) -> HostPlan:
+    """Read the host, decide, and show what would change. A refused host is marked as failed; the others go on.
+
+    Raises DeployError, which ends the whole run, for faults in what people wrote.
+    """
+    try:
+        goal = _goal(host)
+        wanted = () if goal.action == ROLLBACK else _wanted(host.state.inventory, library, goal.profile)[host.name]
+    except KernelswapError as error:
+        raise DeployError(f"\n{error}") from None
+    # A way back must not depend on what the profiles say today.
+    instances = [w.spec.instance for w in wanted] or list(map(str, host.data.get("instances", [DEFAULT_INSTANCE])))
+    users = {w.spec.user for w in wanted}
+    state = host_state.read(host, instances, sorted(users))
+    if state is None:
+        return HostPlan()
+    key = Hidden(state.key or secrets.token_hex(32))
+    releases = {w.spec.instance: render(w.spec, w.secrets, key.reveal(), templates) for w in wanted}
+    decisions = [_decide(goal, instance, releases.get(instance), state) for instance in instances]
+    for decision in decisions:
+        _show(host, decision, releases.get(decision.instance), state)
+    if any(isinstance(decision, Refused) for decision in decisions):
+        _refuse(host)
+        return HostPlan()
+    return HostPlan(
+        _setup(instances, users, state, key, _recover_unit(templates)),
+        tuple(_step(goal, decision, releases.get(decision.instance)) for decision in decisions),
+    )
+
+
+def _goal(host: Host) -> Goal:
+    """--profile stands above every host's declared profile, so it is looked for in what the command line gave only."""
+    asked = {name: host.data.get(name) for name in ("rollback", "reason", "force", "adopt")}
+    override: Mapping[str, object] = host.state.inventory.get_override_data()  # type: ignore[no-untyped-call]
+    asked["profile"] = override.get("profile")
+    return goal_of({name: value for name, value in asked.items() if value is not None})
+
+
+@cache
+def _wanted(inventory: Inventory, library: Path, profile: str | None) -> dict[str, tuple[Wanted, ...]]:
+    """Every host's servers. Raises ConfigError with the faults of all of them, so that people see them at once."""
+    models_and_profiles = load_library(library)
+    servers: dict[str, tuple[Wanted, ...]] = {}
+    faults: list[Fault] = []
+    for host in inventory:
+        if not inventory.state.is_host_in_limit(host):
+            continue
+        try:
+            specs = host_specs(models_and_profiles, _data(host), f"host {host.name}", profile)
+            servers[host.name] = tuple(Wanted(spec, resolve_secrets(spec, os.environ)) for spec in specs)
+        except ConfigError as error:
+            faults += error.faults
+    if faults:
+        raise ConfigError(faults)
+    return servers
+
+
+def _data(host: Host) -> dict[str, Any]:
+    data: dict[str, Any] = host.data.dict()  # type: ignore[no-untyped-call]
+    return data
+
+
+def _decide(goal: Goal, instance: str, release: Release | None, state: HostState) -> Decision:
+    if release is None:
+        return decide.roll_back(decide.instance_state(state, instance))
+    return decide.converge(goal, release, state)
+
+
+def _step(goal: Goal, decision: Decision, release: Release | None) -> Step:
+    stage = decision.stage if isinstance(decision, Swap | Unchanged) else ()
+    request = None
+    if isinstance(decision, Swap | Attach):
+        request = decide.request_of(decision, goal, _new_swap_id(), _who())
+    return Step(decision.instance, release, stage, request)
+
+
+def _new_swap_id() -> str:
+    """Sorts by time, and is unique: 20261130T023000Z-ab12."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
+
+
+def _who() -> str:
+    return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def _setup(instances: list[str], users: set[str], state: HostState, key: Hidden, recover_unit: str) -> Setup:
+    agent = bundle.build()
+    # An agent at work keeps its file until the swap is over; the next run replaces it.
+    at_work = any(item.running and item.running.active for item in state.instances)
+    return Setup(
+        users=tuple(sorted(users - set(state.users))),
+        key=None if state.key else key,
+        agent=None if at_work or state.agent == agent.sha256 else agent.content,
+        recover_unit=None if state.recover_unit == decide.digest(recover_unit) else recover_unit,
+        recover=tuple(name for name in instances if name not in state.recover_enabled),
+    )
+
+
+def _recover_unit(templates: Path) -> str:
+    template = (templates / f"{RECOVER_UNIT}.j2").read_text(encoding="utf-8")
+    values = {"python": host_state.PYTHON, "agent": AGENT_PATH, "state_root": STATE_ROOT}
+    text: str = jinja2.Template(template, undefined=jinja2.StrictUndefined, keep_trailing_newline=True).render(values)
+    return text
+
+
+def _show(host: Host, decision: Decision, release: Release | None, state: HostState) -> None:
+    if isinstance(decision, Refused):
+        host.log_styled(f"{decision.instance}: refused: {decision.why}", fg="red", log_func=logger.error)
+        host.log(f"{decision.instance}: {decision.todo}", log_func=logger.error)
+        return
+    host.log(f"{decision.instance}: {_verb(decision)}: {decision.why}")
+    for line in _details(decision, release, state) if release else ():
+        host.log(f"{decision.instance}:   {line}")
+
+
+def _verb(decision: Swap | Attach | Unchanged) -> str:
+    if isinstance(decision, Unchanged):
+        return "unchanged"
+    if isinstance(decision, Attach):
+        return "follow"
+    return "roll back" if decision.action == ROLLBACK else "swap"
+
+
+def _details(decision: Swap | Attach | Unchanged, release: Release, state: HostState) -> Iterator[str]:
+    current = decide.instance_state(state, decision.instance)
+    if isinstance(decision, Swap):
+        changes = decide.differences(current.plan, release.plan)
+        yield from changes
+        if not changes and current.plan and current.known_good != release.name:
+            yield "the unit's text or a secret's value"
+        yield from decide.limit_differences(current.plan, release.plan)
+    if isinstance(decision, Unchanged):
+        for name in decision.stage:
+            yield f"{name} is renewed without a restart"
+        if decide.PLAN in decision.stage:
+            yield from decide.limit_differences(current.plan, release.plan)
+
+
+def _refuse(host: Host) -> None:
+    """Fail this host at once, as pyinfra does for a fact that fails: it counts for --fail-percent and the exit code."""
+    try:
+        host.state.fail_hosts({host})  # type: ignore[no-untyped-call]
+    except EOFError:
+        # Without -y pyinfra asks whether to go on with the other hosts. With nobody there to answer, a --dry run
+        # still has its plan to show.
+        return

@@ -1,0 +1,32 @@
+"""Put a release on the host. It changes nothing that runs: a release is only read by the swap that makes it current."""
+
+import shlex
+from io import StringIO
+
+from pyinfra import host
+from pyinfra.api import deploy
+from pyinfra.operations import files, server
+
+from kernelswap.operations.content import place
+from kernelswap.planning import Step
+from kernelswap.protocol import CONFIG_ROOT
+
+
+@deploy("Stage the release")
+def stage_release(step: Step) -> None:
+    if not step.release or not step.stage:
+        return
+    instance = f"{CONFIG_ROOT}/{step.instance}"
+    folder = f"{instance}/releases/{step.release.name}"
+    folders = shlex.join([instance, f"{instance}/releases", folder])
+    server.shell(name="Create the release's folder", commands=[f"install -d -m 755 {folders}"])
+    for name in host.loop(step.stage):
+        if name in step.release.files:
+            files.put(
+                name="Stage a file",
+                src=StringIO(step.release.files[name]),
+                dest=f"{folder}/{name}",
+                mode="644",
+            )
+        elif step.release.secrets:
+            place(name="Stage the secrets", path=f"{folder}/{name}", content=step.release.secrets, mode="600")
