@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import hmac
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from kernelswap.protocol import Plan
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2.exceptions import TemplateError
+
+from kernelswap import flags as spelling
+from kernelswap.errors import ConfigError, Fault
+from kernelswap.protocol import AGENT_PATH, CONFIG_ROOT, ENGINE_MODULE, Plan, encode, unit_name
 from kernelswap.spec import ServerSpec
+
+LOGGING_FILE = "logging.json"
+PLAN_FILE = "plan.json"
+SECRETS_FILE = "secrets.yaml"
+UNIT_TEMPLATE = "sglang.service.j2"
+
+# Stands for the release's name while its digest is computed, and in a preview that does not know the secrets.
+UNNAMED = "RELEASE"
+MAX_UNIT_LINE = 1024 * 1024 - 1  # systemd's own limit
 
 
 class Hidden:
@@ -18,6 +37,12 @@ class Hidden:
 
     def reveal(self) -> str:
         return self._text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Hidden) and hmac.compare_digest(self._text.encode(), other._text.encode())
+
+    def __hash__(self) -> int:
+        return hash(self._text)
 
     def __repr__(self) -> str:
         return "<hidden>"
@@ -33,11 +58,239 @@ class Release:
     secrets: Hidden | None = None
 
 
+def release_folder(instance: str, release: str) -> str:
+    """Where a release lies on the host; the service's user must be able to read it, except for the secrets."""
+    return f"{CONFIG_ROOT}/{instance}/releases/{release}"
+
+
 def resolve_secrets(spec: ServerSpec, environ: Mapping[str, str]) -> dict[str, str]:
     """The values of the spec's secrets, by flag name, read on the controller. Raises ConfigError for missing ones."""
-    raise NotImplementedError
+    values: dict[str, str] = {}
+    faults: list[Fault] = []
+    for name, source in spec.secrets.items():
+        where = f"instance {spec.instance}: secrets/{name}"
+        if source.env is not None:
+            value = environ.get(source.env)
+            if value is None:
+                faults.append(Fault(where, f"the variable {source.env} is not set", f"export {source.env}"))
+                continue
+        else:
+            try:
+                value = Path(source.file or "").expanduser().read_text("utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                reason = getattr(error, "strerror", None) or "is not UTF-8"
+                faults.append(Fault(where, f"{source.file}: {reason.lower()}", "put the secret into that file"))
+                continue
+        values[name] = value.rstrip("\r\n")
+        if problem := _secret_problem(values[name]):
+            faults.append(Fault(where, *problem))
+    if faults:
+        raise ConfigError(faults)
+    return values
+
+
+def _secret_problem(value: str) -> tuple[str, str] | None:
+    if not value:
+        return "is empty", "give it a value"
+    if value.startswith("-"):
+        return "starts with a dash, so SGLang would take it for a flag", "choose another secret"
+    if not value.isprintable():
+        return "holds a line break or another control character", "remove it"
+    return spelling.word_problem(value)
 
 
 def render(spec: ServerSpec, secrets: Mapping[str, str], key: str, templates: Path) -> Release:
     """The release of a server. key: the host's random key, see KEY_PATH; needed only where there are secrets."""
-    raise NotImplementedError
+    if set(secrets) != set(spec.secrets):
+        raise ValueError(f"secrets of {spec.instance}: {sorted(secrets)} given, {sorted(spec.secrets)} declared")
+    if secrets and not key:
+        raise ValueError(f"secrets of {spec.instance}: the digest needs the host's key")
+    sealed = json.dumps(dict(secrets), sort_keys=True)
+    content = {
+        **_texts(spec, UNNAMED, templates),
+        SECRETS_FILE: hmac.new(key.encode(), sealed.encode(), hashlib.sha256).hexdigest() if secrets else "",
+    }
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    release = _release(spec, f"{spec.profile}-{digest[:12]}", templates)
+    return Release(release.name, release.plan, release.files, Hidden(_secrets_text(secrets)) if secrets else None)
+
+
+def preview(spec: ServerSpec, templates: Path) -> Release:
+    """The release without its secrets, and named UNNAMED where its name depends on them."""
+    return _release(spec, UNNAMED, templates) if spec.secrets else render(spec, {}, "", templates)
+
+
+def _release(spec: ServerSpec, name: str, templates: Path) -> Release:
+    plan = Plan(
+        instance=spec.instance,
+        release=name,
+        profile=spec.profile,
+        model=spec.model,
+        python=spec.python,
+        argv=tuple(word for group in _command(spec) for word in group),
+        environment=_environment(spec, name),
+        user=spec.user,
+        model_path=spec.path,
+        served_name=spec.served_name,
+        address=spec.host,
+        port=spec.port,
+        gpus=spec.gpus,
+        gpu_count=spec.gpu_count,
+        schedulers=spec.schedulers,
+        flags=spelling.display(spec.flags),
+        secret_flags=tuple(spec.secrets),
+        expose=spec.expose,
+        memory_margin=spec.memory_margin,
+        disk_free=spec.disk_free,
+        verify=spec.verify,
+        timeouts=spec.timeouts,
+    )
+    return Release(name, plan, {**_texts(spec, name, templates), PLAN_FILE: encode(plan) + "\n"})
+
+
+def _texts(spec: ServerSpec, release: str, templates: Path) -> dict[str, str]:
+    """The files that decide how the server runs."""
+    texts = {unit_name(spec.instance): _unit(spec, release, templates)}
+    if spec.secrets:
+        texts[LOGGING_FILE] = _logging(spec)
+    return texts
+
+
+def _unit(spec: ServerSpec, release: str, templates: Path) -> str:
+    secrets_path = f"{release_folder(spec.instance, release)}/{SECRETS_FILE}"
+    values: dict[str, Any] = {
+        "instance": spec.instance,
+        "model": spec.model,
+        "profile": spec.profile,
+        "release": release,
+        "user": spec.user,
+        "python": spec.python,
+        "command": list(_command(spec)),
+        "config": ["--config ${CREDENTIALS_DIRECTORY}/" + SECRETS_FILE] if spec.secrets else [],
+        "environment": [f"{name}={value}" for name, value in _environment(spec, release).items()],
+        "credentials": [f"{SECRETS_FILE}:{secrets_path}"] if spec.secrets else [],
+        "before": list(_before(spec)),
+        "protect_home": _protect_home(spec),
+    }
+    try:
+        text = _templates(templates).get_template(UNIT_TEMPLATE).render(values)
+    except (TemplateError, OSError) as error:
+        fault = Fault(str(templates / UNIT_TEMPLATE), f"cannot be rendered: {error}", "compare it with the shipped one")
+        raise ConfigError([fault]) from error
+    if len(text.encode()) > MAX_UNIT_LINE:
+        raise ConfigError([Fault(f"instance {spec.instance}", "its unit is larger than 1 MiB", "shorten its flags")])
+    return text
+
+
+def _templates(folder: Path) -> Environment:
+    environment = Environment(  # noqa: S701 - unit files, not HTML
+        loader=FileSystemLoader(folder),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["word"] = word
+    environment.filters["assignment"] = assignment
+    return environment
+
+
+def _command(spec: ServerSpec) -> Iterator[Sequence[str]]:
+    """The words after the interpreter, grouped as they are shown."""
+    yield ("-m", ENGINE_MODULE)
+    yield spelling.spell("model-path", spec.path)
+    yield spelling.spell("served-model-name", spec.served_name)
+    yield spelling.spell("host", spec.host)
+    yield spelling.spell("port", spec.port)
+    for name in sorted(spec.flags):
+        if group := spelling.spell(name, spec.flags[name]):
+            yield group
+
+
+def _environment(spec: ServerSpec, release: str) -> dict[str, str]:
+    cache = f"/var/cache/sglang/{spec.instance}"
+    tools = spec.python.rpartition("/")[0]
+    values = {
+        "HOME": cache,
+        "PATH": f"{tools}:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONSAFEPATH": "1",
+        "PYTHONUNBUFFERED": "1",
+        "SGLANG_CACHE_DIR": cache,
+        # A crash ends in a second instead of a minute of dumps.
+        "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
+        "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
+    }
+    if spec.gpus:
+        values["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        values["CUDA_VISIBLE_DEVICES"] = ",".join(spec.gpus)
+    if spec.secrets:
+        values["SGLANG_LOGGING_CONFIG_PATH"] = f"{release_folder(spec.instance, release)}/{LOGGING_FILE}"
+    return dict(sorted({**values, **spec.environment}.items()))
+
+
+def _before(spec: ServerSpec) -> Iterator[str]:
+    if spec.flags.get("device") != "cpu":
+        # After a boot nothing may have made /dev/nvidia-uvm yet, and the service itself has no right to.
+        yield "+-/usr/bin/nvidia-modprobe -u -c 0"
+    yield f"+/usr/bin/python3 {AGENT_PATH} guard {spec.instance}"
+
+
+def _protect_home(spec: ServerSpec) -> str:
+    homes = ("/home/", "/root/", "/run/user/")
+    return "read-only" if spec.path.startswith(homes) or spec.python.startswith(homes) else "yes"
+
+
+def _logging(spec: ServerSpec) -> str:
+    """SGLang's own logging, without the start-up line that shows every argument, API keys too.
+
+    SGLang cannot put its prefix (` TP0`) into a format that it is given, so the process's name stands there.
+    """
+    level = spelling.display(spec.flags).get("log-level", "info").upper()
+    quiet = {"sglang.srt.entrypoints.engine": "WARNING", "httpx": "WARNING", "httpcore": "WARNING"}
+    return (
+        json.dumps(
+            {
+                "version": 1,
+                "disable_existing_loggers": False,
+                "formatters": {
+                    "sglang": {
+                        "format": "[%(asctime)s %(processName)s] %(message)s",
+                        "datefmt": "%Y-%m-%d %H:%M:%S",
+                    }
+                },
+                "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "sglang"}},
+                "root": {"level": level, "handlers": ["stderr"]},
+                "loggers": {name: {"level": level} for name, level in quiet.items()},
+            },
+            indent=2,
+        )
+        + "\n"
+    )
+
+
+def _secrets_text(secrets: Mapping[str, str]) -> str:
+    """A flat YAML mapping, as SGLang's --config wants it. Printable JSON strings are YAML strings."""
+    return "".join(f"{name}: {json.dumps(secrets[name], ensure_ascii=False)}\n" for name in sorted(secrets))
+
+
+# systemd ignores a line that holds one of these, so they are written as bytes.
+_NONCHARACTERS = "\ufdd0-\ufdef" + "".join(chr(plane << 16 | low) for plane in range(17) for low in (0xFFFE, 0xFFFF))
+_ESCAPED = re.compile(rf'[\\"%\x00-\x1f\x7f{_NONCHARACTERS}]')
+_NAMED = {"\\": "\\\\", '"': '\\"', "%": "%%", "\n": "\\n", "\t": "\\t"}
+
+
+def word(text: str) -> str:
+    """One word of ExecStart, such that the process gets exactly `text`."""
+    if re.fullmatch(r"[A-Za-z0-9_./:=,@+-]+", text):
+        return text
+    return assignment(text).replace("$", "$$")
+
+
+def assignment(text: str) -> str:
+    """One NAME=value of Environment=; there `$` has no meaning."""
+    return '"' + _ESCAPED.sub(lambda match: _escape(match[0]), text) + '"'
+
+
+def _escape(character: str) -> str:
+    return _NAMED.get(character) or "".join(f"\\x{byte:02x}" for byte in character.encode())

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kernelswap import flags as spelling
+from kernelswap.errors import ConfigError, Fault
 from kernelswap.flags import FlagValue
-from kernelswap.profile import Library
-from kernelswap.protocol import Timeouts, Verify
+from kernelswap.profile import Layer, Library, Server, VerifyFile, check, nearest
+from kernelswap.protocol import Answer, Throughput, Timeouts, Verify
+from kernelswap.yamlfile import Loc
+
+DEFAULT_INSTANCE = "main"
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,16 @@ class ServerSpec:
     disk_free: int = 1024
 
 
+@dataclass(frozen=True)
+class HostData:
+    """A place in an inventory's data: `inventory/gpu.py: gpu-01: instances/main/port`."""
+
+    label: str
+
+    def where(self, loc: Loc) -> str:
+        return f"{self.label}: {'/'.join(map(str, loc))}" if loc else self.label
+
+
 def server_spec(
     library: Library,
     instance: str,
@@ -54,7 +70,23 @@ def server_spec(
     where: str = "host data",
 ) -> ServerSpec:
     """The server that `model` and `profile` make with a host's `overrides` laid over them. Raises ConfigError."""
-    raise NotImplementedError
+    faults = list(_name_faults(library, instance, model, profile, where))
+    layer = Layer(HostData(where), _plain(overrides or {}))
+    faults += check(Server, layer)
+    if faults:
+        raise ConfigError(faults)
+    layers = (*library.models[model], *library.profile_layers(profile, model), layer)
+    merged: dict[str, Any] = {}
+    for each in layers:
+        merged = _merge(merged, each.value)
+    faults = list(check(Server, Layer(_Origin(layers), merged), whole=True))
+    if faults:
+        raise ConfigError(faults)
+    server = Server.model_validate(merged)
+    faults = list(_gpu_faults(server, _Origin(layers)))
+    if faults:
+        raise ConfigError(faults)
+    return _decide(server, instance, model, profile)
 
 
 def host_specs(
@@ -64,4 +96,166 @@ def host_specs(
 
     profile: asked for on the command line; it then replaces the profile of every instance.
     """
-    raise NotImplementedError
+    faults: list[Fault] = []
+    specs: list[ServerSpec] = []
+    for name, choice, place in _instances(data, where, faults):
+        chosen = {"model": choice.get("model") or data.get("model")}
+        chosen["profile"] = profile or choice.get("profile") or data.get("profile")
+        missing = [Fault(f"{place}: {key}", "is missing", f"set `{key}`") for key, value in chosen.items() if not value]
+        if missing:
+            faults += missing
+            continue
+        overrides = {key: value for key, value in choice.items() if key not in chosen}
+        try:
+            specs.append(server_spec(library, name, str(chosen["model"]), str(chosen["profile"]), overrides, place))
+        except ConfigError as error:
+            faults += error.faults
+    faults += _collisions(specs, where)
+    if faults:
+        raise ConfigError(faults)
+    return tuple(specs)
+
+
+def _instances(
+    data: Mapping[str, Any], where: str, faults: list[Fault]
+) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+    instances = data.get("instances")
+    if instances is None:
+        yield DEFAULT_INSTANCE, {}, where
+        return
+    if not isinstance(instances, Mapping) or not instances:
+        faults.append(Fault(f"{where}: instances", "is not a dict of instances", "write {name: {...}}"))
+        return
+    for name, choice in instances.items():
+        place = f"{where}: instances/{name}"
+        if isinstance(choice, Mapping):
+            yield str(name), choice, place
+        else:
+            faults.append(Fault(place, "is not a dict", "write {model: ..., profile: ..., port: ..., gpus: ...}"))
+
+
+def _name_faults(library: Library, instance: str, model: str, profile: str, where: str) -> Iterator[Fault]:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,31}", instance):
+        todo = "use up to 32 lower-case letters, digits and dashes"
+        yield Fault(where, f"{instance!r} cannot name an instance", todo)
+    for key, name, known in (("model", model, library.models), ("profile", profile, library.profiles)):
+        if name not in known:
+            yield Fault(f"{where}: {key}", f"there is no {key} `{name}`", nearest(name, known))
+
+
+def _plain(value: Any) -> Any:
+    """Python data in the shape that YAML gives."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+# The values below these keys belong to others, and each is one value: a later layer replaces it whole.
+_REPLACED = (("flags",), ("environment",), ("secrets",))
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any], loc: Loc = ()) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        if loc in _REPLACED and (value is None or value is False):
+            merged.pop(key, None)
+        elif isinstance(value, dict) and isinstance(merged.get(key), dict) and loc not in _REPLACED:
+            merged[key] = _merge(merged[key], value, (*loc, key))
+        elif isinstance(value, dict) and loc not in _REPLACED:
+            merged[key] = _merge({}, value, (*loc, key))
+        else:
+            merged[key] = value
+    return merged
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Finds the layer that a merged value came from: the last one that has it, or most of the way to it."""
+
+    layers: Sequence[Layer]
+
+    def where(self, loc: Loc) -> str:
+        return max(self.layers, key=lambda layer: (_depth(layer.value, loc), self.layers.index(layer))).where(loc)
+
+
+def _depth(value: Any, loc: Loc) -> int:
+    for depth, key in enumerate(loc):
+        try:
+            value = value[key]
+        except (KeyError, IndexError, TypeError):
+            return depth
+    return len(loc)
+
+
+def _gpu_faults(server: Server, origin: _Origin) -> Iterator[Fault]:
+    needed = spelling.schedulers(server.flags)
+    given = len(server.gpus) if isinstance(server.gpus, list) else server.gpus
+    if isinstance(given, int) and 0 < given < needed:
+        what = f"gives {given} GPU{'s' * (given > 1)}, and tp-size x pp-size x dp-size asks for {needed}"
+        yield Fault(origin.where(("gpus",)), what, "change one of them")
+
+
+def _collisions(specs: Sequence[ServerSpec], where: str) -> Iterator[Fault]:
+    for index, later in enumerate(specs):
+        for earlier in specs[:index]:
+            place, other = f"{where}: instances/{later.instance}", f"instance {earlier.instance}"
+            if later.port == earlier.port:
+                yield Fault(f"{place}/port", f"is {later.port}, as of {other}", "choose another port")
+            if shared := sorted(set(later.gpus) & set(earlier.gpus)):
+                yield Fault(f"{place}/gpus", f"has GPU {', '.join(shared)}, as {other}", "give each instance its own")
+            elif not (_uses_gpus(later) and _uses_gpus(earlier)):
+                continue
+            elif not later.gpus or not earlier.gpus:
+                todo = "list the GPUs of each instance, e.g. [0, 1]"
+                yield Fault(f"{place}/gpus", f"may share GPUs with {other}", todo)
+            elif later.gpus[0].isdigit() != earlier.gpus[0].isdigit():
+                todo = "use indices for all, or UUIDs for all"
+                yield Fault(f"{place}/gpus", f"cannot be compared with the GPUs of {other}", todo)
+
+
+def _uses_gpus(spec: ServerSpec) -> bool:
+    return spec.flags.get("device") != "cpu"
+
+
+def _decide(server: Server, instance: str, model: str, profile: str) -> ServerSpec:
+    schedulers = spelling.schedulers(server.flags)
+    gpus = tuple(map(str, server.gpus)) if isinstance(server.gpus, list) else ()
+    count = {"all": schedulers, None: 0}.get(server.gpus, server.gpus) if not gpus else len(gpus)
+    return ServerSpec(
+        instance=instance,
+        model=model,
+        profile=profile,
+        path=server.path,
+        served_name=server.served_name or model,
+        host=server.host,
+        port=int(server.port),
+        user=server.user,
+        python=server.engine.python,
+        gpus=gpus,
+        gpu_count=int(count or 0),
+        schedulers=schedulers,
+        flags=dict(server.flags),
+        environment={name: spelling.text(value) for name, value in sorted(server.environment.items())},
+        secrets={name: Secret(secret.env, secret.file) for name, secret in sorted(server.secrets.items())},
+        expose=server.expose,
+        verify=_verify(server.verify),
+        timeouts=Timeouts(**{key: float(value) for key, value in server.timeouts.model_dump().items()}),
+        memory_margin=int(server.memory_margin),
+        disk_free=int(server.disk_free),
+    )
+
+
+def _verify(verify: VerifyFile) -> Verify:
+    run = verify.throughput
+    return Verify(
+        answers=tuple(Answer(item.prompt, item.expect, int(item.max_tokens)) for item in verify.answers),
+        throughput=None
+        if run is None
+        else Throughput(
+            concurrency=int(run.concurrency),
+            input_tokens=int(run.input_tokens),
+            output_tokens=int(run.output_tokens),
+            requests=int(run.requests),
+            floor=None if run.floor is None else float(run.floor),
+        ),
+    )
