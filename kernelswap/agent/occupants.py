@@ -17,7 +17,7 @@ from kernelswap.protocol import CONFIG_ROOT, Gpu, Plan, unit_name
 
 @dataclass(frozen=True)
 class Occupants:
-    """The SGLang servers of an instance. own: in its own unit; units: in hand-written ones, by unit; strays: in none."""
+    """The SGLang servers of an instance: in its own unit, in hand-written units (by unit), and in none."""
 
     own: Tuple[Process, ...]
     units: Dict[str, Tuple[Process, ...]]

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from kernelswap.agent.client import Client, Unanswered, base_url, count_requests
+from kernelswap.protocol import Plan
+
+METRICS = """\
+# HELP sglang:num_running_reqs The number of running requests.
+# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{engine_type="unified",model_name="tiny",tp_rank="0"} 3.0
+sglang:num_running_reqs_offline_batch{model_name="tiny"} 7.0
+sglang:num_queue_reqs{engine_type="unified",model_name="tiny",tp_rank="0"} 2.0
+"""
+
+
+def test_count_requests() -> None:
+    assert count_requests(METRICS) == 5
+    assert count_requests("python_gc_objects_collected_total 1\n") is None
+
+
+ANSWERS = {"/ok": (200, b'{"a": 1}'), "/text": (200, b"garbage"), "/list": (200, b"[]"), "/busy": (503, b"busy")}
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        status, body = ANSWERS.get(self.path, (404, b""))
+        if self.headers.get("Authorization") == "Bearer wrong":
+            status = 401
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET  # noqa: N815
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def base() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_answers_and_failures(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    client = Client(base, "tiny")
+    assert client.post("/ok", {}, 5) == {"a": 1}
+    assert client.status("/busy") == 503
+    for path, text in (("/text", "no JSON"), ("/list", "no JSON object"), ("/busy", "HTTP 503"), ("/none", "HTTP 404")):
+        with pytest.raises(Unanswered, match=text):
+            client.post(path, {}, 5)
+    assert Client(base, "tiny", "wrong").status("/ok") == 401
+
+
+def test_nobody_listens(unused_port: int) -> None:
+    client = Client(f"http://127.0.0.1:{unused_port}", "tiny")
+    assert client.status("/ready") == 0
+    assert not client.ready()
+    with pytest.raises(Unanswered, match="refused"):
+        client.get("/metrics")
+
+
+def test_the_key_is_not_shown() -> None:
+    assert "s3cret" not in repr(Client("http://127.0.0.1:1", "tiny", "s3cret"))
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [("0.0.0.0", "http://127.0.0.1:30000"), ("::", "http://[::1]:30000"), ("10.0.0.7", "http://10.0.0.7:30000")],
+)
+def test_base_url(address: str, url: str) -> None:
+    plan = Plan(
+        instance="main", release="r", profile="p", model="m", python="/p", argv=(), environment={}, user="u",
+        model_path="/m", served_name="m", address=address, port=30000,
+    )  # fmt: skip
+    assert base_url(plan) == url

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from kernelswap.agent import files, host
+from kernelswap.agent.host import Folders, FoundProcess, FoundUnit, Journal, ReleaseZero
+from kernelswap.protocol import Report, Request, encode
+
+REQUEST = Request("20261130T000000Z-ab12", "main", "converge", "trtllm-0123456789ab", "ann@desk")
+
+
+def test_the_journal_reads_back_as_written(tmp_path: Path) -> None:
+    folders = Folders("main", tmp_path)
+    zero = ReleaseZero((FoundUnit("my-glm.service", True),), (FoundProcess(("a", "b c"), {"K": "v\n"}, "/", 1, 2),))
+    journal = Journal(REQUEST, 1.5, "boot", step="stop", touched=True, previous="a-1", zero=zero)
+    host.write_journal(folders, journal)
+    assert host.read_journal(folders) == journal
+    assert folders.journal.stat().st_mode & 0o077 == 0
+    assert Journal(REQUEST, 1.5, "boot").zero == ReleaseZero()
+    assert not ReleaseZero()
+
+
+def test_history_skips_a_torn_line(tmp_path: Path) -> None:
+    folders = Folders("main", tmp_path)
+    report = Report(REQUEST, "committed", 1.0, 2.0)
+    files.append(folders.history, encode(report))
+    with folders.history.open("a") as file:
+        file.write(encode(report)[:30])
+    files.append(folders.history, encode(report))
+    assert host.history(folders) == [report, report]
+
+
+def test_known_good(tmp_path: Path) -> None:
+    folders = Folders("main", tmp_path)
+    assert host.known_good(folders) is None
+    folders.config.mkdir(parents=True)
+    files.link(folders.known_good, "releases/a-1")
+    assert host.known_good(folders) == "a-1"
+
+
+def test_secrets(tmp_path: Path) -> None:
+    folders = Folders("main", tmp_path)
+    assert host.secrets(folders, "a-1") == {}
+    files.write(folders.release("a-1") / "secrets.yaml", 'api-key: "s3: \\"x\\""\nadmin-api-key: "y"\n')
+    assert host.secrets(folders, "a-1") == {"api-key": 's3: "x"', "admin-api-key": "y"}

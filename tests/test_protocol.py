@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kernelswap.protocol import (
+    Answer,
+    Cause,
+    Gpu,
+    HostState,
+    InstanceState,
+    Plan,
+    Report,
+    Request,
+    Running,
+    Server,
+    StepResult,
+    Throughput,
+    Verify,
+    decode,
+    encode,
+)  # fmt: skip
+
+REQUEST = Request("20261130T000000Z-ab12", "main", "converge", "trtllm-0123456789ab", "ann@desk", "slow", True, True)
+PLAN = Plan(
+    instance="main", release="trtllm-0123456789ab", profile="trtllm", model="glm5", python="/opt/sglang/bin/python",
+    argv=("-m", "sglang.launch_server", "--json", '{"a": "日本\\n"}', ""), environment={"PATH": "/bin", "E": ""},
+    user="sglang", model_path="/m", served_name="glm5", address="::", port=30000, gpus=("GPU-1",), gpu_count=8,
+    flags={"tp-size": "8"}, secret_flags=("api-key",),
+    verify=Verify((Answer("2+2", "4"),), Throughput(64, 1024, 1024, 256, 200.0)),
+)  # fmt: skip
+REPORT = Report(
+    REQUEST, "rolled-back", 1.0, 2.5, "a-1", "a-1", Cause("what", "where", "todo", "oom", "release"), "", "/var/x",
+    (StepResult("ready", 12.5, False, "x", {"n": 1.0}),),
+)  # fmt: skip
+STATE = HostState(
+    "sha", "key", ("sglang",), "sha", ("main",),
+    (InstanceState("main", "a-1", plan=PLAN, running=Running(REQUEST, 1.0, "ready", True), history=(REPORT,),
+                   releases={"a-1": {"plan.json": "sha"}}),),
+    (Server(1, 1.0, "ann", ("python3",), None, 30000),), (Gpu(0, "GPU-0", "RTX", "12.0", 97887, 4, pids=(1, 2)),),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [REQUEST, PLAN, REPORT, STATE], ids=lambda value: type(value).__name__)
+def test_what_is_encoded_decodes_to_the_same(value: object) -> None:
+    text = encode(value)
+    assert "\n" not in text
+    assert decode(type(value), text) == value
+
+
+def test_an_older_reader_ignores_newer_keys() -> None:
+    text = json.dumps({**json.loads(encode(REQUEST)), "colour": "red"})
+    assert decode(Request, text) == REQUEST
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "{}", '{"swap": "x"}'])
+def test_broken_text_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError):
+        decode(Request, text)
+
+
+def test_the_same_goal_is_asked_by_anybody() -> None:
+    other = Request("later", "main", "converge", REQUEST.release, "bob@desk")
+    assert REQUEST.same_goal(other)
+    assert not REQUEST.same_goal(Request("later", "main", "rollback", REQUEST.release, "bob@desk"))
+
+
+def test_only_a_release_that_failed_by_itself_is_barred() -> None:
+    assert REPORT.bars
+    assert not Report(REQUEST, "rolled-back", 1.0, 2.0, cause=Cause("a", "b", "c")).bars
+    assert not Report(REQUEST, "refused", 1.0, 2.0, cause=REPORT.cause).bars
