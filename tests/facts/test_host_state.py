@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import base64
+import io
+import json
+import subprocess
+import zipfile
+from collections.abc import Sequence
+
+import pytest
+
+from kernelswap import protocol
+from kernelswap.facts import host_state
+from kernelswap.facts.host_state import CarriedHostState, HostState
+
+STATE = protocol.HostState("sha", "key", users=("sglang",))
+
+
+@pytest.mark.parametrize(
+    ("output", "state"),
+    [
+        ([protocol.encode(STATE)], STATE),
+        (["Welcome to gpu1", protocol.encode(STATE)], STATE),
+        (["Traceback (most recent call last):", "SyntaxError"], None),
+        (['{"an": "older agent"}'], None),
+        (["{broken"], None),
+    ],
+)
+def test_process(output: Sequence[str], state: protocol.HostState | None) -> None:
+    assert HostState().process(output) == state
+
+
+def shell(script: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["sh", "-c", script], input=stdin, capture_output=True, text=True, check=False)
+
+
+def test_no_agent_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostState, "script", host_state.INSTALLED.replace(protocol.AGENT_PATH, "/nowhere/agent.pyz"))
+    done = shell(HostState().command(["main"], []).get_raw_value())
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_no_python_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostState, "script", host_state.INSTALLED.replace("/usr/bin/python3", "/nowhere/python3"))
+    done = shell(HostState().command(["main"], []).get_raw_value())
+    assert done.returncode == 1
+    assert "needs /nowhere/python3" in done.stderr
+
+
+def zipapp(source: str) -> str:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("__main__.py", source)
+    return base64.encodebytes(buffer.getvalue()).decode()
+
+
+def test_a_carried_agent_gets_the_question_and_leaves_nothing_behind() -> None:
+    script = CarriedHostState().command(["it's", "$HOME"], ["a b"], gpus=True).get_raw_value()
+    done = shell(script, zipapp("import sys; print(sys.argv[0]); print(sys.argv[2])"))
+    path, question = done.stdout.splitlines()
+    assert json.loads(question) == {"instances": ["it's", "$HOME"], "users": ["a b"], "health": False, "gpus": True}
+    assert shell(f"ls -d {path} {path.rpartition('/')[0]}").stdout == ""
+
+
+def test_a_carried_agent_that_fails_fails() -> None:
+    done = shell(CarriedHostState().command(["main"], []).get_raw_value(), zipapp("raise SystemExit(3)"))
+    assert done.returncode == 3
+
+
+def test_the_password_is_not_on_the_command_line() -> None:
+    command = HostState().command(["main"], [], by_sudo=True).get_raw_value()
+    assert command.startswith("sudo -S -k -p '' -H sh -c ")
+
+
+def test_what_goes_through_standard_input_is_not_shown() -> None:
+    hidden = host_state._Hidden("opensesame\n")
+    assert "opensesame" not in f"{[hidden]} {hidden!r}"
+    assert hidden.encode() == b"opensesame\n"

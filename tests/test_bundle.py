@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from kernelswap import bundle
+
+
+def test_the_same_installation_gives_the_same_bytes() -> None:
+    assert bundle.build.__wrapped__().content == bundle.build.__wrapped__().content
+
+
+def test_it_holds_what_the_agent_needs_and_no_controller_code(tmp_path: Path) -> None:
+    path = tmp_path / "agent.pyz"
+    path.write_bytes(bundle.build().content)
+    names = set(zipfile.ZipFile(path).namelist())
+    assert {"__main__.py", "pynvml.py", "kernelswap/protocol.py", "kernelswap/agent/__main__.py"} <= names
+    assert any(name.startswith("kernelswap/knowledge/") for name in names)
+    assert not {name for name in names if name.startswith(("kernelswap/cli", "kernelswap/facts"))}
+
+
+def test_it_is_built_in_a_moment() -> None:
+    start = time.perf_counter()
+    bundle.build.__wrapped__()
+    assert time.perf_counter() - start < 0.3
+
+
+@pytest.mark.parametrize("words", [["help"], ["inspect"]])
+def test_it_runs_without_the_package_installed(tmp_path: Path, words: list[str]) -> None:
+    path = tmp_path / "agent.pyz"
+    path.write_bytes(bundle.build().content)
+    code = (
+        f"import sys; sys.argv[1:] = {json.dumps(words)}; import runpy; runpy.run_path({str(path)!r}, run_name='check')"
+    )
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_module_is_loaded_before_a_swap_starts(tmp_path: Path) -> None:
+    path = tmp_path / "agent.pyz"
+    path.write_bytes(bundle.build().content)
+    code = f"""if True:
+        import json, runpy, sys, zipfile
+        sys.argv[1:] = ["swap"]
+        runpy.run_path({str(path)!r}, run_name="check")
+        names = [n[:-3].replace("/", ".") for n in zipfile.ZipFile({str(path)!r}).namelist() if n.endswith(".py")]
+        wanted = {{n.removesuffix(".__init__") for n in names if n != "__main__"}}
+        print(json.dumps(sorted(wanted - set(sys.modules))))
+    """
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == []
+
+
+def test_its_repr_is_short() -> None:
+    assert len(repr(bundle.build())) < 60

@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kernelswap import decide
+from kernelswap.decide import Attach, Refused, Swap, Unchanged
+from kernelswap.errors import ConfigError
+from kernelswap.goal import Goal, goal_of
+from kernelswap.protocol import (
+    Cause,
+    HostState,
+    InstanceState,
+    Plan,
+    Report,
+    Request,
+    Running,
+    Server,
+    Throughput,
+    Timeouts,
+    Verify,
+)
+from kernelswap.render import Hidden, Release
+
+PLAN = Plan(
+    instance="main",
+    release="b-2",
+    profile="b",
+    model="tiny",
+    python="/opt/engine/bin/python",
+    argv=("-m", "sglang.launch_server"),
+    environment={"A": "1"},
+    user="sglang",
+    model_path="/models/tiny",
+    served_name="tiny",
+    address="127.0.0.1",
+    port=30000,
+    flags={"moe-runner-backend": "triton", "tp-size": "1"},
+)
+RELEASE = Release("b-2", PLAN, {"plan.json": "plan", "sglang-main.service": "unit"}, Hidden("api-key: x"))
+STAGED = {
+    "plan.json": decide.digest("plan"),
+    "sglang-main.service": decide.digest("unit"),
+    "secrets.yaml": "",
+}
+GOOD = InstanceState(
+    "main", "b-2", unit_state="active", unit_since=1764469800.0, unit_intact=True, releases={"b-2": STAGED, "a-1": {}}
+)
+STRAY = Server(77, 1764469800.0, "mallory", ("/usr/bin/python3", "-m", "sglang.launch_server"), port=30000)
+
+
+def request(release: str = "b-2", action: str = "converge") -> Request:
+    return Request("20261130T023000Z-ab12", "main", action, release, "ada@desk")
+
+
+def report(outcome: str, release: str = "b-2", blame: str = "release") -> Report:
+    cause = Cause("CUDA error: no kernel image", "server.log", "use another backend", "no-kernel", blame)
+    return Report(request(release), outcome, 1764469800.0, 1764469890.0, cause=cause)
+
+
+def running(release: str = "b-2", action: str = "converge", active: bool = True) -> Running:
+    return Running(request(release, action), 1764469800.0, "ready", active)
+
+
+BARRED = replace(GOOD, known_good="a-1", barred=("b-2",), history=(report("rolled-back"),))
+
+# name, what was seen, the goal, servers outside our units, the decision, words of its reason
+CONVERGE = [
+    ("first contact", InstanceState("main"), Goal(), (), Swap, "nothing committed yet -> b-2"),
+    ("the same again", GOOD, Goal(), (), Unchanged, "b-2 serves since 2025-11-30 02:30 UTC"),
+    ("another release", replace(GOOD, known_good="a-1"), Goal(), (), Swap, "a-1 -> b-2"),
+    ("its unit failed", replace(GOOD, unit_state="failed"), Goal(), (), Swap, "its unit is failed"),
+    ("its unit was edited", replace(GOOD, unit_intact=False), Goal(), (), Swap, "not as it was committed"),
+    ("the same goal runs", replace(GOOD, known_good="a-1", running=running()), Goal(), (), Attach, "ada@desk"),
+    ("another goal runs", replace(GOOD, running=running("c-3")), Goal(), (), Refused, "converge to c-3 by ada@desk"),
+    ("a rollback runs", replace(GOOD, running=running("b-2", "rollback")), Goal(), (), Refused, "rollback to b-2"),
+    ("a swap died", replace(GOOD, running=running("c-3", active=False)), Goal(), (), Swap, "was cut short at ready"),
+    ("a swap died, barred", replace(BARRED, running=running(active=False)), Goal(), (), Swap, "closed first"),
+    ("barred", BARRED, Goal(), (), Refused, "no kernel image"),
+    ("barred long ago", replace(BARRED, history=()), Goal(), (), Refused, "barred"),
+    ("barred, forced", BARRED, Goal(force=True), (), Swap, "a-1 -> b-2"),
+    ("forced, unchanged", GOOD, Goal(force=True), (), Unchanged, "serves"),
+    ("a stray", replace(GOOD, known_good="a-1"), Goal(), (STRAY,), Refused, "pid 77 of mallory since 2025-11-30"),
+    ("a stray, adopted", replace(GOOD, known_good="a-1"), Goal(adopt=True), (STRAY,), Swap, "a-1 -> b-2"),
+    ("a stray beside", GOOD, Goal(), (STRAY,), Unchanged, "serves"),
+    ("a hand-written unit", InstanceState("main"), Goal(), (replace(STRAY, unit="old.service"),), Swap, "nothing"),
+]
+
+
+@pytest.mark.parametrize(
+    ("seen", "goal", "servers", "kind", "why"), [case[1:] for case in CONVERGE], ids=[case[0] for case in CONVERGE]
+)
+def test_converge(seen: InstanceState, goal: Goal, servers: tuple[Server, ...], kind: type, why: str) -> None:
+    decision = decide.converge(goal, RELEASE, HostState("sha", "key", instances=(seen,), servers=servers))
+    assert isinstance(decision, kind)
+    assert why in decision.why
+    assert decision.instance == "main"
+
+
+def test_a_refusal_says_who_failed_when_why_and_what_to_type() -> None:
+    decision = decide.converge(Goal(), RELEASE, HostState("sha", "key", instances=(BARRED,)))
+    assert isinstance(decision, Refused)
+    for words in ("20261130T023000Z-ab12", "ada@desk", "2025-11-30 02:31 UTC", "rolled-back", "no kernel image"):
+        assert words in decision.why
+    assert decision.todo == "use another backend; or try it again all the same: --force"
+
+
+def test_a_stray_on_other_gpus_and_another_port_is_left_to_the_agent() -> None:
+    release = replace(RELEASE, plan=replace(PLAN, gpus=("0",)))
+    state = HostState("sha", "key", instances=(InstanceState("main"),), servers=(replace(STRAY, port=30001),))
+    assert isinstance(decide.converge(Goal(), release, state), Swap)
+
+
+def test_an_unknown_instance_is_new() -> None:
+    assert isinstance(decide.converge(Goal(), RELEASE, HostState("", "")), Swap)
+
+
+# name, what was seen, the decision, its target or words of its reason
+ROLL_BACK = [
+    ("to the commit before", replace(GOOD, rollback_target="a-1"), Swap, "a-1"),
+    ("only one commit", replace(GOOD, history=(report("committed"),)), Refused, "b-2 is the only commit"),
+    ("all barred", replace(GOOD, history=(report("committed", "a-1"), report("committed"))), Refused, "a-1 barred"),
+    ("the same runs", replace(GOOD, rollback_target="a-1", running=running("a-1", "rollback")), Attach, "a-1"),
+    ("another runs", replace(GOOD, rollback_target="a-1", running=running("c-3")), Refused, "converge to c-3"),
+    # What serves now was never replaced, so it is what the person means.
+    ("a swap died", replace(GOOD, rollback_target="a-1", running=running("c-3", active=False)), Swap, "b-2"),
+    ("never committed", InstanceState("main"), Refused, "nothing to go back to"),
+]
+
+
+@pytest.mark.parametrize(
+    ("seen", "kind", "says"), [case[1:] for case in ROLL_BACK], ids=[case[0] for case in ROLL_BACK]
+)
+def test_roll_back(seen: InstanceState, kind: type, says: str) -> None:
+    decision = decide.roll_back(seen)
+    assert isinstance(decision, kind)
+    if isinstance(decision, Refused):
+        assert says in decision.why
+    else:
+        assert (decision.release, decision.action) == (says, "rollback")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("there", "missing"),
+    [
+        (STAGED, ()),
+        ({}, ("plan.json", "secrets.yaml", "sglang-main.service")),
+        ({**STAGED, "plan.json": "other"}, ("plan.json",)),
+        ({key: value for key, value in STAGED.items() if key != "secrets.yaml"}, ("secrets.yaml",)),
+    ],
+)
+def test_only_what_the_host_lacks_is_staged(there: dict[str, str], missing: tuple[str, ...]) -> None:
+    seen = replace(GOOD, releases={"b-2": there})
+    decision = decide.converge(Goal(), RELEASE, HostState("sha", "key", instances=(seen,)))
+    assert isinstance(decision, Unchanged)
+    assert decision.stage == missing
+
+
+# what changes in the plan, the lines shown
+DIFFERENCES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({}, ()),
+    (
+        {"flags": {"moe-runner-backend": "flashinfer_trtllm", "tp-size": "1"}},
+        ("moe-runner-backend: triton -> flashinfer_trtllm",),
+    ),
+    ({"flags": {"moe-runner-backend": "triton", "x": "y"}}, ("tp-size: 1 -> (unset)", "x: (unset) -> y")),
+    ({"environment": {"A": "2", "B": ""}}, ("environment A: 1 -> 2", "environment B: (unset) -> ")),
+    ({"python": "/opt/new/bin/python"}, ("engine: /opt/engine/bin/python -> /opt/new/bin/python",)),
+    ({"gpus": ("0", "1"), "port": 1}, ("gpus: (unset) -> 0 1", "port: 30000 -> 1")),
+    ({"secret_flags": ("api-key",)}, ("api-key: (unset) -> (secret)",)),
+    ({"timeouts": Timeouts(ready=1)}, ()),
+]
+
+
+@pytest.mark.parametrize(("change", "lines"), DIFFERENCES)
+def test_differences(change: dict[str, Any], lines: tuple[str, ...]) -> None:
+    assert decide.differences(PLAN, replace(PLAN, **change)) == lines
+
+
+def test_limit_differences() -> None:
+    verify = Verify(throughput=Throughput(1, 2, 3, 4))
+    new = replace(PLAN, timeouts=Timeouts(ready=60), expose="smoke", verify=verify, flags={})
+    assert [line.split(":")[0] for line in decide.limit_differences(PLAN, new)] == [
+        "expose",
+        "timeouts.ready",
+        "verify.throughput",
+    ]
+
+
+def test_every_field_of_a_plan_is_shown_somewhere() -> None:
+    shown = {*decide.LIMITS, *decide.SERVER, "flags", "secret_flags", "environment"}
+    follow_from_those = {"instance", "release", "profile", "argv"}
+    assert {f.name for f in dataclasses.fields(Plan)} == shown | follow_from_those
+
+
+def test_the_request_carries_the_goal() -> None:
+    goal = Goal(reason="because", force=True, adopt=True)
+    swap = Swap("main", "converge", "b-2", "")
+    expected = Request("id", "main", "converge", "b-2", "me", reason="because", force=True, adopt=True)
+    assert decide.request_of(swap, goal, "id", "me") == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "goal"),
+    [
+        ({}, Goal()),
+        ({"profile": 8}, Goal(profile="8")),
+        ({"rollback": True, "reason": "slow"}, Goal(action="rollback", reason="slow")),
+        ({"rollback": False, "profile": "x"}, Goal(profile="x")),
+    ],
+)
+def test_goal(asked: dict[str, Any], goal: Goal) -> None:
+    assert goal_of(asked) == goal
+
+
+def test_faults_of_a_goal_come_together() -> None:
+    with pytest.raises(ConfigError) as caught:
+        goal_of({"rollback": True, "profile": "x", "force": "perhaps"})
+    assert len(caught.value.faults) == 2
