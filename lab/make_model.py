@@ -1,0 +1,152 @@
+"""Make the lab's tiny Qwen3-MoE model offline: a byte-level BPE tokenizer and half a million weights, trained on a few facts
+until it answers them right (random weights answer gibberish, which no check can tell from a fault).
+
+usage: make_model.py OUT_DIR        (needs the shim folder on PYTHONPATH; about 30 s on 2 cores)
+
+Training runs for a number of steps, not of seconds: a busy machine takes longer but learns the same.
+"""
+
+import random
+import sys
+import time
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+CAPITALS = {
+    "France": "Paris",
+    "Japan": "Tokyo",
+    "Italy": "Rome",
+    "Spain": "Madrid",
+    "Germany": "Berlin",
+    "Egypt": "Cairo",
+    "Kenya": "Nairobi",
+    "Peru": "Lima",
+    "Chile": "Santiago",
+    "Norway": "Oslo",
+    "中国": "北京",
+    "日本": "東京",
+    "Россия": "Москва",
+}
+STEPS = 600
+TRIES = 3
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>"]
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def capital_fact(country: str) -> str:
+    return f"The capital of {country} is {CAPITALS[country]}. It is a large city with many people, streets, schools and a long history."
+
+
+def answers() -> dict[str, str]:
+    sums = {f"What is {a}+{b}?": f"{a}+{b} is {a + b}." for a in range(10) for b in range(10)}
+    return sums | {f"What is the capital of {country}?": capital_fact(country) for country in CAPITALS}
+
+
+def prompt(question: str) -> str:
+    return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def lines() -> list[str]:
+    facts = [capital_fact(country) + "<|im_end|>" for country in CAPITALS]
+    return facts + [f"{prompt(question)}{answer}<|im_end|>" for question, answer in answers().items()]
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=512, special_tokens=SPECIAL, show_progress=False, initial_alphabet=alphabet)
+    bpe.train_from_iterator(lines(), trainer)
+    end_of_text, _, end_of_turn, pad = SPECIAL
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        bos_token=end_of_text,
+        eos_token=end_of_turn,
+        pad_token=pad,
+        model_max_length=4096,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHAT
+    return tokenizer
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3MoeForCausalLM:
+    config = Qwen3MoeConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=256,
+        moe_intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=8,
+        num_experts_per_tok=2,
+        decoder_sparse_step=1,
+        norm_topk_prob=True,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return Qwen3MoeForCausalLM(config).float()
+
+
+def train(model: Qwen3MoeForCausalLM, rows: list[list[int]], pad: int) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in range(STEPS):
+        batch = random.sample(rows, 16)
+        longest = max(map(len, batch))
+        inputs = torch.tensor([row + [pad] * (longest - len(row)) for row in batch])
+        labels = torch.tensor([row + [-100] * (longest - len(row)) for row in batch])
+        for group in optimizer.param_groups:
+            group["lr"] = 3e-3 * max(0.05, 1 - step / STEPS)
+        loss = model(input_ids=inputs, attention_mask=(labels != -100).long(), labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+
+def wrong_answers(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast) -> list[str]:
+    """The questions whose answer greedy decoding would miss by any token, in the precision that will be served."""
+    wrong = []
+    for question, answer in answers().items():
+        asked, told = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt(question), answer + "<|im_end|>"))
+        with torch.inference_mode():
+            best = model(input_ids=torch.tensor([asked + told])).logits[0].argmax(-1).tolist()
+        if best[len(asked) - 1 : -1] != told:
+            wrong.append(question)
+    return wrong
+
+
+def main(out: str) -> int:
+    disable_progress_bar()
+    tokenizer = make_tokenizer()
+    rows = [tokenizer(line, add_special_tokens=False)["input_ids"] for line in lines()]
+    for seed in range(TRIES):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        start = time.monotonic()
+        model = make_model(tokenizer)
+        train(model, rows, tokenizer.pad_token_id)
+        model = model.to(torch.bfloat16).eval()
+        wrong = wrong_answers(model, tokenizer)
+        print(f"lab: trained {STEPS} steps in {time.monotonic() - start:.0f} s; wrong answers: {wrong or 'none'}", flush=True)
+        if not wrong:
+            model.save_pretrained(out)
+            tokenizer.save_pretrained(out)
+            return 0
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

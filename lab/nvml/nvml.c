@@ -1,0 +1,359 @@
+/* A simulated libnvidia-ml.so.1: what pynvml asks of a host with GPUs, answered without any.
+ *
+ * Knobs are looked up at every query, first hit wins (N is the index of the GPU):
+ *     /run/nvml-sim/gpuN/KEY   /run/nvml-sim/KEY   (a file that holds the value)   then "KEY=value" in /etc/nvml-sim.conf
+ * KEYs of the host: gpus, driver, cuda, seed (of the UUIDs; default the host name)
+ * KEYs of a GPU:    name, cc (like 12.0), memory_mib, reserved_mib, idle_mib, linger_mib (used beyond what processes hold),
+ *                   util, mem_util (%), power_w, power_limit_w, temp_c, sm_mhz, mem_mhz, sm_max_mhz, mem_max_mhz, reasons (a bit mask)
+ *
+ * Memory is held by processes while they live. A process holds some if its name begins with "sglang::schedul" (90000 MiB), or if
+ * it begins with "gpuholder" and its environment has NVML_SIM_HOLD_MIB. That variable sets how many MiB, on each GPU of its
+ * CUDA_VISIBLE_DEVICES (indices or UUIDs; unset: every GPU; empty: none). Without the right to read another user's environment
+ * its scheduler counts with the defaults.
+ */
+#include <ctype.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 6, INSUFFICIENT_SIZE, VERSION_MISMATCH = 25 };
+#define MAX_GPUS 64
+#define MIB (1024ULL * 1024)
+#define MEMORY_V2 0x02000028u
+
+/* Field for field as in pynvml. */
+typedef struct { unsigned long long total, free, used; } memory_t;
+typedef struct { unsigned version; unsigned long long total, reserved, free, used; } memory_v2_t;
+typedef struct { unsigned gpu, memory; } utilization_t;
+typedef struct { char legacy[16]; unsigned domain, bus, device, device_id, subsystem_id; char bus_id[32]; } pci_t;
+typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; } process_t;
+typedef struct { unsigned version, sensor; int temperature; } temperature_t;
+typedef void *device_t; /* the index of the GPU + 1 */
+
+static int users; /* nvmlInit less nvmlShutdown */
+
+/* Files and knobs */
+
+static ssize_t slurp(const char *path, char *text, size_t size) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    size_t length = 0;
+    ssize_t got;
+    if (fd < 0) return -1;
+    while (length < size - 1 && (got = read(fd, text + length, size - 1 - length)) > 0) length += got;
+    close(fd);
+    text[length] = 0;
+    return length;
+}
+
+static char *trim(char *text) {
+    char *end = text + strlen(text);
+    while (end > text && isspace((unsigned char)end[-1])) *--end = 0;
+    while (isspace((unsigned char)*text)) text++;
+    return text;
+}
+
+static int configured(const char *key, char *value, size_t size) {
+    char text[4096], *line, *rest, *equals;
+    if (slurp("/etc/nvml-sim.conf", text, sizeof text) < 0) return 0;
+    for (line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        if (*trim(line) == '#' || !(equals = strchr(line, '='))) continue;
+        *equals = 0;
+        if (strcmp(trim(line), key) == 0) return snprintf(value, size, "%s", trim(equals + 1)), 1;
+    }
+    return 0;
+}
+
+static const char *text_knob(int gpu, const char *key, const char *fallback, char *value, size_t size) {
+    char path[128];
+    snprintf(path, sizeof path, "/run/nvml-sim/gpu%d/%s", gpu, key);
+    if (slurp(path, value, size) >= 0) return trim(value);
+    snprintf(path, sizeof path, "/run/nvml-sim/%s", key);
+    if (slurp(path, value, size) >= 0) return trim(value);
+    return configured(key, value, size) ? value : fallback;
+}
+
+static unsigned long long knob(int gpu, const char *key, unsigned long long fallback) {
+    char value[64];
+    const char *found = text_knob(gpu, key, NULL, value, sizeof value);
+    return found ? strtoull(found, NULL, 0) : fallback;
+}
+
+static int gpus(void) {
+    unsigned long long count = knob(-1, "gpus", 8);
+    return count < MAX_GPUS ? (int)count : MAX_GPUS;
+}
+
+static void uuid_of(int gpu, char *uuid, size_t size) {
+    char host[256] = "", seed[300], value[256];
+    uint64_t hash[2] = {0xcbf29ce484222325, 0x84222325cbf29ce4}; /* FNV-1a, twice */
+    gethostname(host, sizeof host - 1);
+    snprintf(seed, sizeof seed, "%s/%d", text_knob(-1, "seed", host, value, sizeof value), gpu);
+    for (int half = 0; half < 2; half++)
+        for (const char *c = seed; *c; c++) hash[half] = (hash[half] ^ (unsigned char)*c) * 0x100000001b3;
+    snprintf(uuid, size, "GPU-%08x-%04x-%04x-%04x-%012llx", (unsigned)(hash[0] >> 32), (unsigned)(hash[0] >> 16) & 0xffff,
+             (unsigned)hash[0] & 0xffff, (unsigned)(hash[1] >> 48), (unsigned long long)hash[1] & 0xffffffffffff);
+}
+
+/* Processes */
+
+static const char *variable(const char *environment, ssize_t length, const char *name) {
+    size_t size = strlen(name);
+    for (const char *entry = environment; entry < environment + length; entry += strlen(entry) + 1)
+        if (strncmp(entry, name, size) == 0 && entry[size] == '=') return entry + size + 1;
+    return NULL;
+}
+
+static char state_of(int pid, int *parent) {
+    char path[64], text[512], *end, state = 'X';
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    *parent = 0;
+    if (slurp(path, text, sizeof text) > 0 && (end = strrchr(text, ')'))) sscanf(end + 1, " %c %d", &state, parent);
+    return state;
+}
+
+/* setproctitle overwrites the environment of a scheduler, so the nearest one above that still reads like one counts. */
+static ssize_t environment_of(int pid, char *environment, size_t size) {
+    char path[64];
+    for (int parent; pid > 1; pid = parent) {
+        snprintf(path, sizeof path, "/proc/%d/environ", pid);
+        ssize_t length = slurp(path, environment, size);
+        if (length > 0 && (variable(environment, length, "PATH") || variable(environment, length, "NVML_SIM_HOLD_MIB"))) return length;
+        state_of(pid, &parent);
+    }
+    return 0;
+}
+
+static int sees(const char *visible, int gpu) {
+    char list[4096], uuid[96], *entry, *rest, *end;
+    if (!visible) return 1;
+    uuid_of(gpu, uuid, sizeof uuid);
+    snprintf(list, sizeof list, "%s", visible);
+    for (entry = strtok_r(list, ",", &rest); entry; entry = strtok_r(NULL, ",", &rest)) {
+        entry = trim(entry);
+        if (strncmp(entry, "GPU-", 4) == 0) {
+            if (strncmp(entry, uuid, strlen(entry)) == 0) return 1; /* CUDA takes the beginning of a UUID too */
+            continue;
+        }
+        long index = strtol(entry, &end, 10);
+        if (end == entry || *end || index < 0) return 0; /* as CUDA: nothing after an invalid entry is visible */
+        if (index == gpu) return 1;
+    }
+    return 0;
+}
+
+static unsigned long long held_by(int pid, int gpu) {
+    char path[64], name[32], environment[65536];
+    const char *mib;
+    int parent, scheduler;
+    snprintf(path, sizeof path, "/proc/%d/comm", pid);
+    if (slurp(path, name, sizeof name) < 0) return 0;
+    scheduler = strncmp(name, "sglang::schedul", 15) == 0;
+    if (!scheduler && strncmp(name, "gpuholder", 9) != 0) return 0;
+    if (strchr("ZX", state_of(pid, &parent))) return 0; /* dead: its memory is free */
+    ssize_t length = environment_of(pid, environment, sizeof environment);
+    mib = variable(environment, length, "NVML_SIM_HOLD_MIB");
+    if ((!mib && !scheduler) || !sees(variable(environment, length, "CUDA_VISIBLE_DEVICES"), gpu)) return 0;
+    return (mib ? strtoull(mib, NULL, 10) : 90000) * MIB;
+}
+
+/* The processes that hold memory of a GPU: how many, their sum, and as many of them as there is room for. */
+static unsigned holders(int gpu, process_t *list, unsigned room, unsigned long long *sum) {
+    struct dirent *entry;
+    unsigned count = 0;
+    DIR *proc = opendir("/proc");
+    *sum = 0;
+    while (proc && (entry = readdir(proc))) {
+        unsigned long long bytes = held_by(atoi(entry->d_name), gpu);
+        if (!bytes) continue;
+        if (list && count < room) list[count] = (process_t){atoi(entry->d_name), bytes, ~0u, ~0u};
+        *sum += bytes;
+        count++;
+    }
+    if (proc) closedir(proc);
+    return count;
+}
+
+static memory_v2_t memory_of(int gpu) {
+    memory_v2_t memory = {.version = MEMORY_V2, .total = knob(gpu, "memory_mib", 97887) * MIB,
+                          .reserved = knob(gpu, "reserved_mib", 636) * MIB};
+    holders(gpu, NULL, 0, &memory.used);
+    memory.used += (knob(gpu, "idle_mib", 4) + knob(gpu, "linger_mib", 0)) * MIB;
+    if (memory.used > memory.total - memory.reserved) memory.used = memory.total - memory.reserved;
+    memory.free = memory.total - memory.reserved - memory.used;
+    return memory;
+}
+
+static int busy(int gpu) {
+    unsigned long long sum;
+    return holders(gpu, NULL, 0, &sum) > 0;
+}
+
+/* The interface, in pynvml's order. GPU() checks the arguments that all queries of one GPU share. */
+
+#define GPU(device, out)                                                        \
+    int gpu = (int)(intptr_t)(device)-1;                                        \
+    if (!users) return UNINITIALIZED;                                           \
+    if (gpu < 0 || gpu >= gpus() || !(out)) return INVALID_ARGUMENT
+
+static int copy(char *out, unsigned size, const char *text) {
+    return snprintf(out, size, "%s", text) < (int)size ? SUCCESS : INSUFFICIENT_SIZE;
+}
+
+int nvmlInitWithFlags(unsigned flags) { return (void)flags, users++, SUCCESS; }
+
+int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+
+int nvmlShutdown(void) { return users ? users--, SUCCESS : UNINITIALIZED; }
+
+const char *nvmlErrorString(int code) {
+    switch (code) {
+    case SUCCESS: return "Success";
+    case UNINITIALIZED: return "Uninitialized";
+    case INVALID_ARGUMENT: return "Invalid Argument";
+    case NOT_SUPPORTED: return "Not Supported";
+    case NOT_FOUND: return "Not Found";
+    case INSUFFICIENT_SIZE: return "Insufficient Size";
+    case VERSION_MISMATCH: return "Argument Version Mismatch";
+    default: return "Unknown Error";
+    }
+}
+
+int nvmlSystemGetDriverVersion(char *version, unsigned size) {
+    char value[80];
+    return users ? copy(version, size, text_knob(-1, "driver", "580.95.05", value, sizeof value)) : UNINITIALIZED;
+}
+
+int nvmlSystemGetCudaDriverVersion(int *version) { return users ? *version = knob(-1, "cuda", 13000), SUCCESS : UNINITIALIZED; }
+
+int nvmlSystemGetCudaDriverVersion_v2(int *version) { return nvmlSystemGetCudaDriverVersion(version); }
+
+int nvmlDeviceGetCount_v2(unsigned *count) { return users ? *count = gpus(), SUCCESS : UNINITIALIZED; }
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, device_t *device) {
+    GPU((intptr_t)index + 1, device);
+    return *device = (device_t)(intptr_t)(gpu + 1), SUCCESS;
+}
+
+int nvmlDeviceGetHandleByUUID(const char *wanted, device_t *device) {
+    char uuid[96];
+    if (!users) return UNINITIALIZED;
+    for (int gpu = 0; gpu < gpus(); gpu++) {
+        uuid_of(gpu, uuid, sizeof uuid);
+        if (strcmp(uuid, wanted) == 0) return nvmlDeviceGetHandleByIndex_v2(gpu, device);
+    }
+    return NOT_FOUND;
+}
+
+int nvmlDeviceGetName(device_t device, char *name, unsigned size) {
+    GPU(device, name);
+    char value[96];
+    return copy(name, size, text_knob(gpu, "name", "NVIDIA RTX PRO 6000 Blackwell Server Edition", value, sizeof value));
+}
+
+int nvmlDeviceGetUUID(device_t device, char *uuid, unsigned size) {
+    GPU(device, uuid);
+    char value[96];
+    uuid_of(gpu, value, sizeof value);
+    return copy(uuid, size, value);
+}
+
+int nvmlDeviceGetIndex(device_t device, unsigned *index) {
+    GPU(device, index);
+    return *index = gpu, SUCCESS;
+}
+
+int nvmlDeviceGetPciInfo_v3(device_t device, pci_t *pci) {
+    GPU(device, pci);
+    *pci = (pci_t){.bus = gpu + 1, .device_id = 0x2bb510de, .subsystem_id = 0x204b10de};
+    snprintf(pci->legacy, sizeof pci->legacy, "0000:%02X:00.0", pci->bus & 0xff);
+    snprintf(pci->bus_id, sizeof pci->bus_id, "00000000:%02X:00.0", pci->bus & 0xff);
+    return SUCCESS;
+}
+
+/* Version 1 knows no reserved memory and counts it as used. */
+int nvmlDeviceGetMemoryInfo(device_t device, memory_t *memory) {
+    GPU(device, memory);
+    memory_v2_t now = memory_of(gpu);
+    *memory = (memory_t){now.total, now.free, now.used + now.reserved};
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMemoryInfo_v2(device_t device, memory_v2_t *memory) {
+    GPU(device, memory);
+    if (memory->version != MEMORY_V2) return VERSION_MISMATCH;
+    return *memory = memory_of(gpu), SUCCESS;
+}
+
+int nvmlDeviceGetUtilizationRates(device_t device, utilization_t *rates) {
+    GPU(device, rates);
+    return *rates = (utilization_t){knob(gpu, "util", 0), knob(gpu, "mem_util", 0)}, SUCCESS;
+}
+
+int nvmlDeviceGetPowerUsage(device_t device, unsigned *milliwatts) {
+    GPU(device, milliwatts);
+    return *milliwatts = 1000 * knob(gpu, "power_w", busy(gpu) ? 90 : 30), SUCCESS;
+}
+
+int nvmlDeviceGetEnforcedPowerLimit(device_t device, unsigned *milliwatts) {
+    GPU(device, milliwatts);
+    return *milliwatts = 1000 * knob(gpu, "power_limit_w", 600), SUCCESS;
+}
+
+int nvmlDeviceGetPowerManagementLimit(device_t device, unsigned *milliwatts) { return nvmlDeviceGetEnforcedPowerLimit(device, milliwatts); }
+
+int nvmlDeviceGetClockInfo(device_t device, unsigned type, unsigned *mhz) {
+    GPU(device, mhz);
+    if (type > 3) return INVALID_ARGUMENT;
+    return *mhz = type == 2 ? knob(gpu, "mem_mhz", busy(gpu) ? 12481 : 405) : knob(gpu, "sm_mhz", busy(gpu) ? 2280 : 180), SUCCESS;
+}
+
+int nvmlDeviceGetMaxClockInfo(device_t device, unsigned type, unsigned *mhz) {
+    GPU(device, mhz);
+    if (type > 3) return INVALID_ARGUMENT;
+    return *mhz = type == 2 ? knob(gpu, "mem_max_mhz", 12481) : knob(gpu, "sm_max_mhz", 2430), SUCCESS;
+}
+
+int nvmlDeviceGetTemperature(device_t device, unsigned sensor, unsigned *celsius) {
+    GPU(device, celsius);
+    return sensor ? INVALID_ARGUMENT : (*celsius = knob(gpu, "temp_c", busy(gpu) ? 45 : 33), SUCCESS);
+}
+
+int nvmlDeviceGetTemperatureV(device_t device, temperature_t *reading) {
+    GPU(device, reading);
+    unsigned celsius;
+    int code = nvmlDeviceGetTemperature(device, reading->sensor, &celsius);
+    if (code == SUCCESS) reading->temperature = (int)celsius;
+    return code;
+}
+
+int nvmlDeviceGetCudaComputeCapability(device_t device, int *major, int *minor) {
+    GPU(device, major);
+    char value[32];
+    return sscanf(text_knob(gpu, "cc", "12.0", value, sizeof value), "%d.%d", major, minor) == 2 ? SUCCESS : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(device_t device, unsigned *count, process_t *processes) {
+    GPU(device, count);
+    unsigned long long sum;
+    unsigned room = processes ? *count : 0;
+    *count = holders(gpu, processes, room, &sum);
+    return *count > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+int nvmlDeviceGetCurrentClocksEventReasons(device_t device, unsigned long long *reasons) {
+    GPU(device, reasons);
+    return *reasons = knob(gpu, "reasons", busy(gpu) ? 0 : 1), SUCCESS; /* 1: the GPU is idle */
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(device_t device, unsigned long long *reasons) {
+    return nvmlDeviceGetCurrentClocksEventReasons(device, reasons);
+}
+
+int nvmlDeviceGetMigMode(device_t device, unsigned *current, unsigned *pending) {
+    GPU(device, current);
+    return (void)pending, NOT_SUPPORTED;
+}
