@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kernelswap.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
+    from pyinfra.api.host import Host as PyinfraHost
     from pyinfra.api.inventory import Inventory
 
 
@@ -28,7 +29,11 @@ class Host:
 
 def load_inventory(path: str) -> tuple[Host, ...]:
     """The hosts of an inventory file, in its order. Raises ConfigError."""
-    return tuple(Host(host.name, host.data.dict(), tuple(host.groups))  # type: ignore[no-untyped-call] for host in pyinfra_inventory(path))
+    return tuple(_host(host) for host in pyinfra_inventory(path))
+
+
+def _host(host: PyinfraHost) -> Host:
+    return Host(host.name, host.data.dict(), tuple(host.groups))  # type: ignore[no-untyped-call]
 
 
 def pyinfra_inventory(path: str) -> Inventory:
