@@ -136,14 +136,22 @@ def _name_finding(name: Any) -> tuple[str, str] | None:
     if not isinstance(name, str):
         return "a flag's name is not text", "quote it"
     plain = name.lstrip("-").replace("_", "-")
-    if plain in OWNED or any(len(plain) > 2 and owned.startswith(plain) for owned in OWNED):
-        owned = plain if plain in OWNED else next(owned for owned in OWNED if owned.startswith(plain))
+    if owned := _owned(plain):
         return f"Kernelswap sets --{owned} itself", OWNED[owned]
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", plain):
         return "is not a flag's name", "write it as on SGLang's command line, without the dashes in front"
     if plain != name:
         return "is not spelled as Kernelswap spells flags", f"write `{plain}`"
     return None
+
+
+def _owned(name: str) -> str | None:
+    """The flag of ours that a name means; SGLang takes `por` for `port`."""
+    if name in OWNED:
+        return name
+    if len(name) < 3 or name in REFUSED:
+        return None
+    return next((owned for owned in OWNED if owned.startswith(name)), None)
 
 
 def _limit(name: str, value: Any) -> str | None:

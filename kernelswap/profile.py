@@ -242,7 +242,8 @@ def check(schema: type[BaseModel], layer: Layer, whole: bool = False) -> Iterato
         schema.model_validate(layer.value)
     except ValidationError as error:
         for detail in error.errors(include_url=False, include_input=False):
-            if whole or detail["type"] != "missing":
+            # A later layer may bring what is missing, except inside a list: lists are replaced whole.
+            if whole or detail["type"] != "missing" or any(isinstance(item, int) for item in detail["loc"]):
                 yield _explain(schema, detail, layer)
     for prefix in _settings_within(layer.value):
         for loc, what, todo in _findings(_at(layer.value, prefix)):
@@ -361,7 +362,7 @@ def _findings(settings: Mapping[str, Any]) -> Iterator[spelling.Finding]:
         elif name in spelling.OWNED and name not in spelling.SECRETS:
             yield ("secrets", name), f"Kernelswap sets --{name} itself", spelling.OWNED[name]
         if isinstance(secret, dict) and (secret.get("env") is None) == (secret.get("file") is None):
-            yield ("secrets", str(name)), "does not say where the secret is", "write {env: NAME} or {file: PATH}"
+            yield ("secrets", str(name)), "needs one source", "write {env: NAME} or {file: PATH}"
         if isinstance(flags, dict) and flags.get(name) not in (None, False):
             yield ("secrets", str(name)), "is given under `flags` too", "keep it here only"
 
@@ -422,6 +423,8 @@ def _explain(schema: type[BaseModel], detail: ErrorDetails, layer: Layer) -> Fau
         return Fault(where, context["what"], context["todo"])
     if loc[:1] == ("secrets",) and len(loc) == 2 and kind.startswith("model"):
         return Fault(where, "is a secret in clear", "write {env: NAME} or {file: PATH}, and change that secret now")
+    if kind == "extra_forbidden" and schema is ProfileFile and len(loc) in (1, 3) and loc[-1] in _keys(Server, ()):
+        return Fault(where, "is not for profiles", "set it in the model or in the host's data")
     if kind == "extra_forbidden":
         return Fault(where, "unknown key", nearest(str(loc[-1]), _keys(schema, loc[:-1])))
     if kind == "literal_error":

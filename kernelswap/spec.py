@@ -68,10 +68,14 @@ def server_spec(
     profile: str,
     overrides: Mapping[str, Any] | None = None,
     where: str = "host data",
+    prefix: Loc = (),
 ) -> ServerSpec:
-    """The server that `model` and `profile` make with a host's `overrides` laid over them. Raises ConfigError."""
-    faults = list(_name_faults(library, instance, model, profile, where))
-    layer = Layer(HostData(where), _plain(overrides or {}))
+    """The server that `model` and `profile` make with a host's `overrides` laid over them. Raises ConfigError.
+
+    where, prefix: the place of the overrides, for faults.
+    """
+    layer = Layer(HostData(where), _plain(overrides or {}), prefix)
+    faults = list(_name_faults(library, instance, model, profile, layer))
     faults += check(Server, layer)
     if faults:
         raise ConfigError(faults)
@@ -79,11 +83,12 @@ def server_spec(
     merged: dict[str, Any] = {}
     for each in layers:
         merged = _merge(merged, each.value)
-    faults = list(check(Server, Layer(_Origin(layers), merged), whole=True))
+    origin = _Origin(layers, home=library.models[model][-1])
+    faults = list(check(Server, Layer(origin, merged), whole=True))
     if faults:
         raise ConfigError(faults)
     server = Server.model_validate(merged)
-    faults = list(_gpu_faults(server, _Origin(layers)))
+    faults = list(_gpu_faults(server, origin))
     if faults:
         raise ConfigError(faults)
     return _decide(server, instance, model, profile)
@@ -98,16 +103,17 @@ def host_specs(
     """
     faults: list[Fault] = []
     specs: list[ServerSpec] = []
-    for name, choice, place in _instances(data, where, faults):
+    for name, choice, prefix in _instances(data, where, faults):
         chosen = {"model": choice.get("model") or data.get("model")}
         chosen["profile"] = profile or choice.get("profile") or data.get("profile")
-        missing = [Fault(f"{place}: {key}", "is missing", f"set `{key}`") for key, value in chosen.items() if not value]
+        missing = [key for key, value in chosen.items() if not value]
         if missing:
-            faults += missing
+            faults += [Fault(HostData(where).where((*prefix, key)), "is missing", f"set `{key}`") for key in missing]
             continue
         overrides = {key: value for key, value in choice.items() if key not in chosen}
+        model, chosen_profile = str(chosen["model"]), str(chosen["profile"])
         try:
-            specs.append(server_spec(library, name, str(chosen["model"]), str(chosen["profile"]), overrides, place))
+            specs.append(server_spec(library, name, model, chosen_profile, overrides, where, prefix))
         except ConfigError as error:
             faults += error.faults
     faults += _collisions(specs, where)
@@ -118,29 +124,34 @@ def host_specs(
 
 def _instances(
     data: Mapping[str, Any], where: str, faults: list[Fault]
-) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+) -> Iterator[tuple[str, Mapping[str, Any], Loc]]:
     instances = data.get("instances")
     if instances is None:
-        yield DEFAULT_INSTANCE, {}, where
+        yield DEFAULT_INSTANCE, {}, ()
         return
     if not isinstance(instances, Mapping) or not instances:
         faults.append(Fault(f"{where}: instances", "is not a dict of instances", "write {name: {...}}"))
         return
     for name, choice in instances.items():
-        place = f"{where}: instances/{name}"
         if isinstance(choice, Mapping):
-            yield str(name), choice, place
+            yield str(name), choice, ("instances", str(name))
         else:
-            faults.append(Fault(place, "is not a dict", "write {model: ..., profile: ..., port: ..., gpus: ...}"))
+            faults.append(
+                Fault(
+                    f"{where}: instances/{name}",
+                    "is not a dict",
+                    "write {model: ..., profile: ..., port: ..., gpus: ...}",
+                )
+            )
 
 
-def _name_faults(library: Library, instance: str, model: str, profile: str, where: str) -> Iterator[Fault]:
+def _name_faults(library: Library, instance: str, model: str, profile: str, layer: Layer) -> Iterator[Fault]:
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,31}", instance):
         todo = "use up to 32 lower-case letters, digits and dashes"
-        yield Fault(where, f"{instance!r} cannot name an instance", todo)
+        yield Fault(layer.where(()), f"{instance!r} cannot name an instance", todo)
     for key, name, known in (("model", model, library.models), ("profile", profile, library.profiles)):
         if name not in known:
-            yield Fault(f"{where}: {key}", f"there is no {key} `{name}`", nearest(name, known))
+            yield Fault(layer.where((key,)), f"there is no {key} `{name}`", nearest(name, known))
 
 
 def _plain(value: Any) -> Any:
@@ -170,12 +181,14 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any], loc: Loc = ()) -> d
 
 @dataclass(frozen=True)
 class _Origin:
-    """Finds the layer that a merged value came from: the last one that has it, or most of the way to it."""
+    """Finds the layer that a merged value came from: the last one that has it, or most of the way to it, or home."""
 
     layers: Sequence[Layer]
+    home: Layer
 
     def where(self, loc: Loc) -> str:
-        return max(self.layers, key=lambda layer: (_depth(layer.value, loc), self.layers.index(layer))).where(loc)
+        depth, index = max((_depth(layer.value, loc), index) for index, layer in enumerate(self.layers))
+        return (self.layers[index] if depth else self.home).where(loc)
 
 
 def _depth(value: Any, loc: Loc) -> int:

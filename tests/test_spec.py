@@ -1,0 +1,170 @@
+"""Layers laid over each other, and the faults that only show then."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelswap import flags
+from kernelswap.errors import ConfigError
+from kernelswap.profile import Library, load_library
+from kernelswap.protocol import Answer, Throughput, Timeouts
+from kernelswap.spec import Secret, host_specs, server_spec
+
+GOOD = Path(__file__).parent / "profiles" / "good" / "inventory"
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    return load_library(GOOD)
+
+
+def faults(library: Library, data: dict[str, Any], **more: Any) -> str:
+    with pytest.raises(ConfigError) as error:
+        host_specs(library, data, "inv.py: h1", **more)
+    return str(error.value)
+
+
+def test_later_layers_win(library: Library) -> None:
+    spec = server_spec(library, "main", "big", "fast")
+    assert flags.display(spec.flags) == {
+        "json": '{"only":"this"}',
+        "layer": "override-of-common",
+        "tp-size": "2",
+        "words": "a b",
+    }
+    assert spec.environment == {"A": "fast", "B": "big"}
+    assert spec.verify.answers == (Answer("a", "b"),)
+    assert spec.verify.throughput == Throughput(4, 32, 16, 20, floor=20.5)
+    assert spec.timeouts == Timeouts(ready=77)
+    assert (spec.user, spec.served_name, spec.expose) == ("serving", "big", "ready")
+    assert (spec.gpus, spec.gpu_count, spec.schedulers) == ((), 2, 2)
+
+
+def test_an_override_for_a_model_wins_over_its_profile(library: Library) -> None:
+    spec = server_spec(library, "main", "big", "quick")
+    assert "words" not in spec.flags
+    assert spec.environment == {"B": "big"}
+    assert spec.verify.answers == ()
+    assert spec.verify.throughput is None
+
+
+def test_host_data_wins_over_all(library: Library) -> None:
+    overrides = {
+        "port": 31000,
+        "gpus": [4, 5],
+        "flags": {"layer": "host", "json": None, "rate": 0.5},
+        "environment": {"A": "host"},
+        "secrets": {"api-key": {"env": "KEY"}},
+    }
+    spec = server_spec(library, "left", "big", "fast", overrides)
+    assert flags.display(spec.flags) == {"layer": "host", "rate": "0.5", "tp-size": "2", "words": "a b"}
+    assert (spec.port, spec.gpus, spec.gpu_count) == (31000, ("4", "5"), 2)
+    assert spec.environment["A"] == "host"
+    assert spec.secrets == {"api-key": Secret(env="KEY")}
+
+
+def test_all_gpus_means_as_many_as_the_schedulers(library: Library) -> None:
+    assert server_spec(library, "main", "big", "fast", {"gpus": "all"}).gpu_count == 2
+
+
+def test_an_incomplete_model_is_a_fault_of_its_file(library: Library) -> None:
+    with pytest.raises(ConfigError, match=r"models/base\.yaml: path: is missing"):
+        server_spec(library, "main", "base", "fast")
+
+
+def test_too_few_gpus_name_the_layer_that_gave_them(library: Library) -> None:
+    with pytest.raises(ConfigError, match=r"models/base\.yaml:3: gpus: gives 2 GPUs, .* asks for 4"):
+        server_spec(library, "main", "big", "fast", {"flags": {"tp-size": 4}})
+    with pytest.raises(ConfigError, match=r"^inv: gpus: gives 1 GPU, "):
+        server_spec(library, "main", "big", "fast", {"gpus": [7]}, "inv")
+
+
+def test_unknown_names_suggest_the_nearest(library: Library) -> None:
+    assert faults(library, {"model": "bigg", "profile": "fsat"}) == (
+        "inv.py: h1: model: there is no model `bigg`; did you mean `big`?\n"
+        "inv.py: h1: profile: there is no profile `fsat`; did you mean `fast`?"
+    )
+
+
+@pytest.mark.parametrize("name", ["", "Main", "-a", "a_b", "a/b", "a" * 33, "a b"])
+def test_instance_names(library: Library, name: str) -> None:
+    assert "cannot name an instance" in faults(library, {"model": "big", "profile": "fast", "instances": {name: {}}})
+
+
+def test_one_instance_is_called_main(library: Library) -> None:
+    (spec,) = host_specs(library, {"model": "big", "profile": "fast", "ssh_user": "ops"})
+    assert (spec.instance, spec.profile) == ("main", "fast")
+
+
+def test_the_command_line_replaces_every_profile(library: Library) -> None:
+    data = {
+        "model": "big",
+        "instances": {"a": {"profile": "fast", "gpus": [0, 1]}, "b": {"port": 1, "gpus": [2, 3]}},
+    }
+    assert [spec.profile for spec in host_specs(library, data, profile="quick")] == ["quick", "quick"]
+    assert faults(library, data) == "inv.py: h1: instances/b/profile: is missing; set `profile`"
+
+
+def test_instances_share_neither_port_nor_gpu(library: Library) -> None:
+    uniform = "use indices for all, or UUIDs for all"
+    instances = {
+        "a": {"gpus": [0, 1]},
+        "b": {"gpus": [1, 2]},
+        "c": {"port": 3},
+        "d": {"port": 4, "gpus": ["GPU-a", "GPU-b"]},
+    }
+    assert faults(library, {"model": "big", "profile": "fast", "instances": instances}) == (
+        "inv.py: h1: instances/b/port: is 30000, as of instance a; choose another port\n"
+        "inv.py: h1: instances/b/gpus: has GPU 1, as instance a; give each instance its own\n"
+        "inv.py: h1: instances/c/gpus: may share GPUs with instance a; list the GPUs of each instance, e.g. [0, 1]\n"
+        "inv.py: h1: instances/c/gpus: may share GPUs with instance b; list the GPUs of each instance, e.g. [0, 1]\n"
+        f"inv.py: h1: instances/d/gpus: cannot be compared with the GPUs of instance a; {uniform}\n"
+        f"inv.py: h1: instances/d/gpus: cannot be compared with the GPUs of instance b; {uniform}\n"
+        "inv.py: h1: instances/d/gpus: may share GPUs with instance c; list the GPUs of each instance, e.g. [0, 1]"
+    )
+
+
+def test_cpu_servers_share_no_gpus(library: Library) -> None:
+    shipped = load_library(ROOT / "inventory")
+    data = {"model": "tiny", "profile": "torch-native", "instances": {"a": {}, "b": {"port": 30001}}}
+    assert len(host_specs(shipped, data)) == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "fault"),
+    [
+        ({}, "inv.py: h1: model: is missing; set `model`\ninv.py: h1: profile: is missing; set `profile`"),
+        ({"instances": []}, "inv.py: h1: instances: is not a dict of instances; write {name: {...}}"),
+        (
+            {"instances": {"a": 5}},
+            "inv.py: h1: instances/a: is not a dict; write {model: ..., profile: ..., port: ..., gpus: ...}",
+        ),
+    ],
+)
+def test_shapes_of_host_data(library: Library, data: dict[str, Any], fault: str) -> None:
+    assert faults(library, data) == fault
+
+
+def test_faults_in_host_data_name_their_place(library: Library) -> None:
+    instances = {"a": {"prot": 1, "flags": {"tp_size": 8}}, "b": {"port": "1", "retry": "x", "flags": {"x": {1, 2}}}}
+    assert faults(library, {"model": "big", "profile": "fast", "instances": instances}) == (
+        "inv.py: h1: instances/a/prot: unknown key; did you mean `port`?\n"
+        "inv.py: h1: instances/a/flags/tp_size: is not spelled as Kernelswap spells flags; write `tp-size`\n"
+        "inv.py: h1: instances/b/port: is not a whole number; write a number without quotes\n"
+        "inv.py: h1: instances/b/retry: unknown key; use one of: disk-free, engine, environment, expose, flags, gpus, "
+        "host, memory-margin, path, port, secrets, served-name, timeouts, user, verify\n"
+        "inv.py: h1: instances/b/flags/x: is a set; use text, a number, true, null, a list or a map"
+    )
+
+
+def test_trtllm_over_tiny_keeps_what_the_cpu_needs() -> None:
+    spec = server_spec(load_library(ROOT / "inventory"), "main", "tiny", "trtllm")
+    shown = flags.display(spec.flags)
+    assert shown["moe-runner-backend"] == "flashinfer_trtllm"
+    assert (shown["device"], shown["attention-backend"], shown["sampling-backend"]) == (
+        "cpu",
+        "torch_native",
+        "pytorch",
+    )
