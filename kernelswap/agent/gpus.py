@@ -31,7 +31,7 @@ def read() -> Tuple[Gpu, ...]:
 
 def _gpu(index: int) -> Gpu:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    memory = _memory(handle)
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
     processes = _known(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
     utilization = _known(pynvml.nvmlDeviceGetUtilizationRates, handle)
@@ -49,6 +49,14 @@ def _gpu(index: int) -> Gpu:
         temperature=_known(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
         pids=tuple(sorted(process.pid for process in processes)),
     )
+
+
+def _memory(handle: Any) -> Any:
+    """Version 2 counts what the driver keeps for itself apart; version 1, all that older drivers have, as used."""
+    try:
+        return pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    except pynvml.NVMLError:
+        return pynvml.nvmlDeviceGetMemoryInfo(handle)
 
 
 def _known(query: Callable[..., Any], *args: Any) -> Any:

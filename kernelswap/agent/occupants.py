@@ -116,12 +116,16 @@ def foreign_holders(table: Dict[int, Process], found: Occupants, held: Sequence[
     return lines
 
 
+SHOWN = 4  # findings in one line; all of them are in the evidence
+
+
 class Dirty(Exception):
     """The host is not clean; the text lists what is left."""
 
     def __init__(self, left: Sequence[str]) -> None:
         self.left = tuple(left)
-        super().__init__("; ".join(left))
+        more = f"; and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
+        super().__init__("; ".join(left[:SHOWN]) + more)
 
 
 def prove_clean(folders: Folders, plan: Plan, deadline: float) -> List[str]:

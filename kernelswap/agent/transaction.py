@@ -144,8 +144,8 @@ class Transaction:
         ended = []
         try:
             if units.status(self.plan.unit).running:
-                units.stop(self.plan.unit, timeout)
                 ended.append(self.plan.unit)
+            units.stop(self.plan.unit, timeout)
             for name in found.units:
                 units.stop(name, timeout)
                 units.mask_until_reboot(name)
@@ -165,6 +165,7 @@ class Transaction:
         try:
             seen = occupants.prove_clean(self.folders, plan, plan.timeouts.clean)
         except Dirty as dirty:
+            files.append(self.evidence / "not-clean.txt", "\n".join(dirty.left))
             todo = "end what is left; if no process holds the memory, reset the GPU or reboot the host"
             raise Failed(Cause(f"the host is not clean: {dirty}", "nvidia-smi", todo, "not-clean")) from None
         files.append(self.evidence / "clean.txt", "\n".join(seen))

@@ -70,7 +70,9 @@ def start(unit: str, timeout: float) -> None:
 
 
 def stop(unit: str, timeout: float) -> None:
-    """Stop a unit; what has not ended in time is killed, the whole of its cgroup. Raises UnitError."""
+    """Stop a unit if it runs; what has not ended in time is killed, the whole of its cgroup. Raises UnitError."""
+    if not status(unit).running:
+        return
     try:
         _systemctl("stop", "--", unit, timeout=timeout)
     except UnitError:
