@@ -71,19 +71,25 @@ class _Hidden(str):
 
 
 def read(
-    host: Host, instances: Iterable[str], users: Iterable[str], health: bool = False, gpus: bool = False
+    host: Host,
+    instances: Iterable[str],
+    users: Iterable[str],
+    health: bool = False,
+    gpus: bool = False,
+    timeout: int | None = None,
 ) -> protocol.HostState | None:
     """The host's state; its `agent` is "" if none of ours is installed. None if the host could not be read.
 
     A host that could not be read is marked as failed, and pyinfra has printed why.
     """
-    question = {"instances": tuple(instances), "users": tuple(users), "health": health, "gpus": gpus}
+    question: dict[str, Any] = {"instances": tuple(instances), "users": tuple(users), "health": health, "gpus": gpus}
+    if timeout:
+        question["_timeout"] = timeout
     state: protocol.HostState | None = host.get_fact(HostState, **question, **_root(host))
     if state is not None or host in host.state.failed_hosts:
         return state
-    carried: protocol.HostState | None = host.get_fact(
-        CarriedHostState, **question, _stdin=[_Hidden(bundle.build().base64)]
-    )
+    agent = _Hidden(bundle.build().base64)
+    carried: protocol.HostState | None = host.get_fact(CarriedHostState, **question, _stdin=[agent])
     return None if carried is None else replace(carried, agent="")
 
 

@@ -1,0 +1,132 @@
+"""Look at the hosts of an inventory, all at once, through the same fact as a deploy. Changes nothing on them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernelswap.errors import ConfigError, Fault
+from kernelswap.inventory import pyinfra_inventory
+from kernelswap.protocol import HostState
+from kernelswap.spec import DEFAULT_INSTANCE
+
+if TYPE_CHECKING:
+    from pyinfra.api.config import Config
+    from pyinfra.api.host import Host
+    from pyinfra.api.inventory import Inventory
+
+PATIENCE = 90  # seconds for one host; a server's health alone may take 30
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One host. state is None where it could not be read, and problem then says why."""
+
+    host: str
+    data: Mapping[str, Any]
+    state: HostState | None
+    problem: str = ""
+
+
+def look(path: str, limit: Sequence[str] = (), health: bool = False, gpus: bool = False) -> tuple[Seen, ...]:
+    """What every host of an inventory file says, in its order. Raises ConfigError for the inventory's own faults."""
+    from gevent import monkey  # type: ignore[import-untyped]
+
+    monkey.patch_all()
+    from pyinfra.api.connect import connect_all, disconnect_all
+    from pyinfra.api.exceptions import PyinfraError
+    from pyinfra.api.state import State, StateStage
+    from pyinfra.context import ctx_config, ctx_host, ctx_state
+
+    from kernelswap.facts import host_state
+
+    inventory = pyinfra_inventory(path)
+    hosts = _limited(inventory, limit)
+    complaints = _Complaints()
+    config = _config()
+    state = State(inventory, config, initial_limit=hosts)
+    states: dict[str, HostState | None] = {}
+
+    def read(host: Host) -> None:
+        with ctx_state.use(state), ctx_config.use(config), ctx_host.use(host):
+            try:
+                states[host.name] = host_state.read(host, instances(_data(host)), [], health, gpus, PATIENCE)
+            except PyinfraError as error:  # raised when the last host fails
+                complaints.note(host.name, str(error))
+
+    with ctx_state.use(state), ctx_config.use(config):
+        try:
+            state.set_stage(StateStage.Connect)
+            connect_all(state)
+            state.set_stage(StateStage.Prepare)
+            for greenlet in [state.pool.spawn(read, host) for host in hosts if host.connected]:
+                greenlet.get()
+        except PyinfraError as error:
+            complaints.note("", str(error))
+        finally:
+            disconnect_all(state)
+    return tuple(Seen(h.name, _data(h), states.get(h.name), complaints.about(h.name)) for h in hosts)
+
+
+def instances(data: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of a host's instances."""
+    return tuple(map(str, data.get("instances") or (DEFAULT_INSTANCE,)))
+
+
+def _limited(inventory: Inventory, limit: Sequence[str]) -> list[Host]:
+    chosen = [
+        host
+        for host in inventory
+        if not limit or any(pattern in host.groups or fnmatch(host.name, pattern) for pattern in limit)
+    ]
+    if not chosen:
+        what = f"no host is called {', '.join(limit)}"
+        raise ConfigError([Fault("--limit", what, f"choose from {', '.join(sorted(h.name for h in inventory))}")])
+    return chosen
+
+
+def _config() -> Config:
+    """As pyinfra's command does, take settings from config.py in the working directory."""
+    from pyinfra.api.config import Config
+    from pyinfra.api.state import State
+    from pyinfra.context import ctx_config, ctx_state
+    from pyinfra_cli.util import exec_file  # type: ignore[import-untyped]
+
+    config = Config()  # type: ignore[no-untyped-call]
+    if Path("config.py").is_file():
+        with ctx_state.use(State()), ctx_config.use(config):
+            exec_file("config.py")
+    return config
+
+
+def _data(host: Host) -> dict[str, Any]:
+    data: dict[str, Any] = host.data.dict()  # type: ignore[no-untyped-call]
+    return data
+
+
+class _Complaints(logging.Handler):
+    """What pyinfra logs as errors, by host: it has no other way of telling why a host could not be read."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.lines: list[tuple[str, str]] = []
+        logger = logging.getLogger("pyinfra")
+        logger.addHandler(self)
+        logger.propagate = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        before, mark, text = record.getMessage().partition("] ")
+        host, text = (before.strip().removeprefix("["), text) if mark else ("", before)
+        self.note(host, text.strip())
+
+    def note(self, host: str, text: str) -> None:
+        self.lines.append((host, text))
+
+    def about(self, host: str) -> str:
+        """The first complaint is the reason; later ones only follow from it."""
+        own = [text for name, text in self.lines if name == host]
+        return own[0] if own else ""
