@@ -12,10 +12,8 @@ from datetime import UTC, datetime
 from kernelswap import ledger
 from kernelswap.goal import CONVERGE, ROLLBACK, Goal
 from kernelswap.protocol import HostState, InstanceState, Plan, Report, Request, Running, Server
-from kernelswap.render import Release
+from kernelswap.render import SECRETS_FILE, Release
 
-PLAN = "plan.json"
-SECRETS = "secrets.yaml"
 UNSET = "(unset)"
 
 # Fields of a plan that judge the server but are no part of it; all others and the flags make another release.
@@ -108,8 +106,8 @@ def missing_files(release: Release, seen: InstanceState) -> tuple[str, ...]:
     """Names of the release's files that the host lacks or has with another content."""
     there = seen.releases.get(release.name, {})
     names = [name for name, text in release.files.items() if there.get(name) != digest(text)]
-    if release.secrets is not None and SECRETS not in there:
-        names.append(SECRETS)
+    if release.secrets is not None and SECRETS_FILE not in there:
+        names.append(SECRETS_FILE)
     return tuple(sorted(names))
 
 

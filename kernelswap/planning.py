@@ -26,7 +26,7 @@ from kernelswap.facts import host_state
 from kernelswap.goal import ROLLBACK, Goal, goal_of
 from kernelswap.profile import load_library
 from kernelswap.protocol import AGENT_PATH, STATE_ROOT, HostState, Request
-from kernelswap.render import Hidden, Release, render, resolve_secrets
+from kernelswap.render import PLAN_FILE, Hidden, Release, render, resolve_secrets
 from kernelswap.spec import DEFAULT_INSTANCE, ServerSpec, host_specs
 
 RECOVER_UNIT = "kernelswap-recover@.service"
@@ -209,7 +209,7 @@ def _details(decision: Swap | Attach | Unchanged, release: Release, state: HostS
     if isinstance(decision, Unchanged):
         for name in decision.stage:
             yield f"{name} is renewed without a restart"
-        if decide.PLAN in decision.stage:
+        if PLAN_FILE in decision.stage:
             yield from decide.limit_differences(current.plan, release.plan)
 
 

@@ -19,11 +19,13 @@ def stage_release(step: Step) -> None:
     instance = f"{CONFIG_ROOT}/{step.instance}"
     folder = f"{instance}/releases/{step.release.name}"
     folders = shlex.join([instance, f"{instance}/releases", folder])
-    server.shell(name="Create the release's folder", commands=[f"install -d -m 755 {folders}"])
+    # The unit's CacheDirectory= makes its home at the first start; the engine is asked about its flags before that.
+    home = shlex.join(["-o", step.release.plan.user, "/var/cache/sglang", f"/var/cache/sglang/{step.instance}"])
+    server.shell(name="Create folders", commands=[f"install -d -m 755 {folders}", f"install -d -m 755 {home}"])
     for name in host.loop(step.stage):
         if name in step.release.files:
             files.put(
-                name="Stage a file",
+                name=f"Stage {name}",
                 src=StringIO(step.release.files[name]),
                 dest=f"{folder}/{name}",
                 mode="644",
