@@ -55,13 +55,18 @@ def wait_ready(plan: Plan, server: Client, started: float, tell: Callable[[str],
             lines = units.log(status.invocation)
             if causes.progress(lines[seen:], table):
                 deadline = now + plan.timeouts.ready
-            tell(
-                f"{now - begin:.0f} s: waiting for {waiting_for}; log: {lines[-1].strip()[:160] if lines else 'empty'}"
-            )
+            tell(f"{now - begin:.0f} s: waiting for {waiting_for}; log: {_last_message(lines)[:160]}")
             told, seen = now, len(lines)
         if now >= deadline:
             raise unit_failure(plan, status, f"not ready within {plan.timeouts.ready:g} s: waiting for {waiting_for}")
         time.sleep(0.25)
+
+
+def _last_message(lines: Sequence[str]) -> str:
+    """The last line that a logger wrote, rather than the rest of a warning that Python printed."""
+    return next(
+        (line.strip() for line in reversed(lines) if line.startswith("[")), lines[-1].strip() if lines else "empty"
+    )
 
 
 def _not_ready(plan: Plan, server: Client, started: float) -> str:
@@ -90,7 +95,7 @@ def _not_ready(plan: Plan, server: Client, started: float) -> str:
     return "" if _tokens(answer) else "a token (the answer was empty)"
 
 
-def smoke(plan: Plan, server: Client, tell: Callable[[str], None]) -> str:
+def smoke(plan: Plan, server: Client) -> str:
     """Ask the server and judge its answers; returns what was seen. Raises Failed with all faults."""
     faults: List[str] = []
     checks: Tuple[Tuple[str, Callable[[], List[str]]], ...] = (

@@ -12,7 +12,7 @@ from kernelswap.agent.events import Events
 from kernelswap.agent.host import Folders
 from kernelswap.protocol import AGENT_PATH, Report, Request, Running, decode, encode
 
-HEARTBEAT = 15.0  # seconds of silence after which whoever follows is told that the swap still runs
+HEARTBEAT = 30.0  # seconds of silence after which whoever follows is told that the swap still runs
 
 
 def service_name(instance: str) -> str:

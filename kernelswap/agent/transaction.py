@@ -194,7 +194,7 @@ class Transaction:
         return Seen(server.wait_ready(self.plan, self._client(self.plan), self.started, self._tell("ready")))
 
     def _smoke(self) -> Seen:
-        return Seen(server.smoke(self.plan, self._client(self.plan), self._tell("smoke")))
+        return Seen(server.smoke(self.plan, self._client(self.plan)))
 
     def _throughput(self, wanted: Throughput) -> Seen:
         key = self._secrets(self.request.release).get("api-key", "")
@@ -237,7 +237,7 @@ class Transaction:
     def _fail(self, cause: Cause) -> Report:
         if not self.journal.touched:
             return self._close("refused", serving=self.journal.previous, cause=cause)
-        self._keep_log()
+        cause = self._keep_log(cause)
         self.journal = dataclasses.replace(self.journal, back=True, cause=encode(cause))
         return self._back(cause)
 
@@ -260,10 +260,10 @@ class Transaction:
     def _verify_back(self, plan: Plan, cause: Cause) -> Report:
         old = self._client(plan)
         begun = getattr(self, "started", 0.0)
-        self._step("ready", lambda: Seen(server.wait_ready(plan, old, begun, self._tell("ready"))), back=True)
+        self._step("ready", lambda: Seen(server.wait_ready(plan, old, begun, self._tell("< ready"))), back=True)
         # From here on the known-good answers: whatever our checks say, it is not stopped again.
         try:
-            self._step("smoke", lambda: Seen(server.smoke(plan, old, self._tell("smoke"))), back=True)
+            self._step("smoke", lambda: Seen(server.smoke(plan, old)), back=True)
         except Failed as failure:
             self._open_known_good(plan)
             detail = f"{plan.release} runs again, but it failed its checks: {failure.cause.what}"
@@ -432,13 +432,16 @@ class Transaction:
     def _secrets(self, release: str) -> Dict[str, str]:
         return host.secrets(self.folders, release)
 
-    def _keep_log(self) -> None:
-        """Keep what the candidate logged as evidence, without its secrets."""
+    def _keep_log(self, cause: Cause) -> Cause:
+        """Keep what the candidate logged as evidence, without its secrets; a cause found in the log then points there."""
+        kept = self.evidence / "server.log"
         with contextlib.suppress(units.UnitError, OSError, subprocess.TimeoutExpired):
             lines = units.log(units.status(self.plan.unit).invocation)
             values = list(self._secrets(self.request.release).values())
-            text = "\n".join(server.redact(lines, values)) + "\n"
-            files.write(self.evidence / "server.log", text, mode=0o600)
+            files.write(kept, "\n".join(server.redact(lines, values)) + "\n", mode=0o600)
+            if cause.where.startswith("journalctl"):
+                return dataclasses.replace(cause, where=str(kept))
+        return cause
 
     def _tell(self, step: str) -> Callable[[str], None]:
         return lambda text: self.events.emit(step, "progress", text)
