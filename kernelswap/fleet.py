@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -52,23 +53,18 @@ def look(path: str, limit: Sequence[str] = (), health: bool = False, gpus: bool 
     states: dict[str, HostState | None] = {}
 
     def read(host: Host) -> None:
-        with ctx_state.use(state), ctx_config.use(config), ctx_host.use(host):
-            try:
-                states[host.name] = host_state.read(host, instances(_data(host)), [], health, gpus, PATIENCE)
-            except PyinfraError as error:  # raised when the last host fails
-                complaints.note(host.name, str(error))
+        # PyinfraError is raised when the last host fails.
+        with ctx_state.use(state), ctx_config.use(config), ctx_host.use(host), suppress(PyinfraError):
+            states[host.name] = host_state.read(host, instances(_data(host)), [], health, gpus, PATIENCE)
 
     with ctx_state.use(state), ctx_config.use(config):
-        try:
+        with suppress(PyinfraError):  # no host could be reached
             state.set_stage(StateStage.Connect)
             connect_all(state)
-            state.set_stage(StateStage.Prepare)
-            for greenlet in [state.pool.spawn(read, host) for host in hosts if host.connected]:
-                greenlet.get()
-        except PyinfraError as error:
-            complaints.note("", str(error))
-        finally:
-            disconnect_all(state)
+        state.set_stage(StateStage.Prepare)
+        for greenlet in [state.pool.spawn(read, host) for host in hosts if host.connected]:
+            greenlet.get()
+        disconnect_all(state)
     return tuple(Seen(h.name, _data(h), states.get(h.name), complaints.about(h.name)) for h in hosts)
 
 
@@ -127,6 +123,6 @@ class _Complaints(logging.Handler):
         self.lines.append((host, text))
 
     def about(self, host: str) -> str:
-        """The first complaint is the reason; later ones only follow from it."""
-        own = [text for name, text in self.lines if name == host]
-        return own[0] if own else ""
+        """The last line that the host or the connection said; pyinfra's own summary comes after it."""
+        own = [text for name, text in self.lines if name == host and text and not text.startswith("Error: ")]
+        return own[-1] if own else ""

@@ -24,7 +24,7 @@ from kernelswap.decide import Attach, Decision, Refused, Swap, Unchanged
 from kernelswap.errors import ConfigError, Fault, KernelswapError
 from kernelswap.facts import host_state
 from kernelswap.goal import ROLLBACK, Goal, goal_of
-from kernelswap.profile import load_library
+from kernelswap.profile import load_library, nearest
 from kernelswap.protocol import AGENT_PATH, STATE_ROOT, HostState, Request
 from kernelswap.render import PLAN_FILE, Hidden, Release, render, resolve_secrets
 from kernelswap.spec import DEFAULT_INSTANCE, ServerSpec, host_specs
@@ -97,7 +97,7 @@ def plan_host(host: Host, library: Path, templates: Path) -> HostPlan:
     for decision in decisions:
         _show(host, decision, releases.get(decision.instance), state)
     if any(isinstance(decision, Refused) for decision in decisions):
-        _refuse(host)
+        host_state.give_up(host)
         return HostPlan()
     return HostPlan(
         _setup(instances, users, state, key, _recover_unit(templates)),
@@ -117,6 +117,9 @@ def _goal(host: Host) -> Goal:
 def _wanted(inventory: Inventory, library: Path, profile: str | None) -> dict[str, tuple[Wanted, ...]]:
     """Every host's servers. Raises ConfigError with the faults of all of them, so that people see them at once."""
     models_and_profiles = load_library(library)
+    if profile is not None and profile not in models_and_profiles.profiles:
+        todo = nearest(profile, models_and_profiles.profiles)
+        raise ConfigError([Fault("--profile", f"there is no profile `{profile}`", todo)])
     servers: dict[str, tuple[Wanted, ...]] = {}
     faults: list[Fault] = []
     for host in inventory:
@@ -211,13 +214,3 @@ def _details(decision: Swap | Attach | Unchanged, release: Release, state: HostS
             yield f"{name} is renewed without a restart"
         if PLAN_FILE in decision.stage:
             yield from decide.limit_differences(current.plan, release.plan)
-
-
-def _refuse(host: Host) -> None:
-    """Fail this host at once, as pyinfra does for a fact that fails: it counts for --fail-percent and the exit code."""
-    try:
-        host.state.fail_hosts({host})  # type: ignore[no-untyped-call]
-    except EOFError:
-        # Without -y pyinfra asks whether to go on with the other hosts. With nobody there to answer, a --dry run
-        # still has its plan to show.
-        return

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from pyinfra import logger
 from pyinfra.api.arguments import pop_global_arguments
 from pyinfra.api.command import QuoteString, StringCommand
 from pyinfra.api.facts import FactBase
@@ -82,6 +83,27 @@ def read(
 
     A host that could not be read is marked as failed, and pyinfra has printed why.
     """
+    try:
+        return _read(host, instances, users, health, gpus, timeout)
+    except EOFError:  # pyinfra asks for a password that sudo wants, and nobody is there to type it
+        host.log_styled("sudo asks for a password: set _sudo_password", fg="red", log_func=logger.error)
+        give_up(host)
+        return None
+
+
+def give_up(host: Host) -> None:
+    """Fail this host at once, as pyinfra does for a fact that fails: it counts for --fail-percent and the exit code."""
+    try:
+        host.state.fail_hosts({host})  # type: ignore[no-untyped-call]
+    except EOFError:
+        # Without -y pyinfra asks whether to go on with the other hosts. With nobody there to answer, a --dry run
+        # still has its plan to show.
+        return
+
+
+def _read(
+    host: Host, instances: Iterable[str], users: Iterable[str], health: bool, gpus: bool, timeout: int | None
+) -> protocol.HostState | None:
     question: dict[str, Any] = {"instances": tuple(instances), "users": tuple(users), "health": health, "gpus": gpus}
     if timeout:
         question["_timeout"] = timeout
