@@ -4,6 +4,7 @@
 #   engine   /opt/sglang: SGLang in a venv of Debian's own Python
 #   model    /srv/models/tiny and the shim that lets SGLang run without CUDA packages
 #   nvml     the simulated libnvidia-ml.so.1
+#   standin  /opt/standin: what stands in for SGLang where its load time is not the point
 # Each layer is named by a digest of what it is made from, so a changed input remakes it and what stands on it, and nothing else.
 #   build.sh            make what is missing, print the layers
 #   build.sh clean      remove what this checkout does not use and no host has mounted
@@ -21,6 +22,7 @@ name_layers() {
   engine=$cache/engine-$({ echo "$base $wheels"; declare -f make_engine; } | digest)
   model=$cache/model-$({ echo "$engine"; cat "$here/make_model.py" "$here/shim/sitecustomize.py"; declare -f make_model; } | digest)
   nvml=$cache/nvml-$({ echo "$base"; cat "$here/nvml/nvml.c"; declare -f make_nvml; } | digest)
+  standin=$cache/standin-$({ cat "$here"/standin/sglang/{,srt/}*.py; declare -f make_standin; } | digest)
 }
 
 make_base() {
@@ -84,6 +86,13 @@ make_nvml() {
   inside "$1" python3 -c 'import ctypes; assert ctypes.CDLL("libnvidia-ml.so.1").nvmlInitWithFlags(0) == 0'
 }
 
+make_standin() {
+  local file
+  for file in __init__ launch_server bench_serving srt/__init__ srt/server_args; do
+    install -D -m 644 "$here/standin/sglang/$file.py" "$1/opt/standin/sglang/$file.py"
+  done
+}
+
 inside() { # inside ROOT COMMAND...: run it there in a clean environment
   env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 chroot "$@"
 }
@@ -124,12 +133,13 @@ build() {
   layer "$engine" "$base" make_engine
   layer "$model" "$engine:$base" make_model
   layer "$nvml" "$base" make_nvml
+  plain "$standin" make_standin
 }
 
 clean() {
   local entry
   for entry in "$cache"/*-*; do
-    case $entry in "$base" | "$wheels" | "$engine" | "$model" | "$nvml") continue ;; esac
+    case $entry in "$base" | "$wheels" | "$engine" | "$model" | "$nvml" | "$standin") continue ;; esac
     grep -q "[=:]$entry[:,]" /proc/self/mounts || { note "removing ${entry##*/}"; rm -rf "$entry"; }
   done
 }
@@ -137,13 +147,13 @@ clean() {
 main() {
   need_root
   name_layers
-  if [ "${1-}" = clean ] || ! [ -d "$base" -a -d "$engine" -a -d "$model" -a -d "$nvml" ]; then
+  if [ "${1-}" = clean ] || ! [ -d "$base" -a -d "$engine" -a -d "$model" -a -d "$nvml" -a -d "$standin" ]; then
     need flock:util-linux unshare:util-linux
     mkdir -p "$cache"
     if [ "${1-}" = --locked ]; then "${2:-build}"; return; fi
     # A mount namespace of its own, so that an interrupted build leaves no mount; a lock, so that two builds do not race.
     flock -o "$cache/lock" unshare --mount --propagation private "$BASH" "$0" --locked "${1:-build}"
   fi
-  if [ "${1-}" = "" ]; then echo "$nvml:$model:$engine:$base"; fi
+  if [ "${1-}" = "" ]; then echo "$standin:$nvml:$model:$engine:$base"; fi
 }
 main "$@"

@@ -1,0 +1,3 @@
+"""A stand-in for SGLang, see launch_server.py."""
+
+__version__ = "0.5.23"
