@@ -85,11 +85,15 @@ def gpu(plan: Plan, found: Occupants) -> List[str]:
 
 
 def strays(request: Request, found: Occupants) -> List[str]:
+    """Servers that no unit owns: taken over only when asked, and never out of a container."""
+    contained = [process for process in found.strays if processes.is_contained(process.pid)]
+    lines = [f"SGLang runs in a container: {processes.describe(process)}: stop that container" for process in contained]
     if request.adopt:
-        return []
-    return [
+        return lines
+    return lines + [
         f"SGLang runs outside any unit: {processes.describe(process)}: stop it, or take it over with --adopt"
         for process in found.strays
+        if process not in contained
     ]
 
 

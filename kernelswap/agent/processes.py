@@ -269,6 +269,11 @@ def environment(pid: int) -> Dict[str, str]:
     return {name: value for name, _, value in (word.partition("=") for word in words if "=" in word)}
 
 
+def is_contained(pid: int) -> bool:
+    """Whether it sees other files than the host does, as in a container: what starts it again is not ours to guess."""
+    return (PROC / str(pid) / "ns/mnt").readlink() != (PROC / "1/ns/mnt").readlink()
+
+
 def working_folder(pid: int) -> str:
     return str((PROC / str(pid) / "cwd").readlink())
 
