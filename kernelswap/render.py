@@ -94,8 +94,8 @@ def _secret_problem(value: str) -> tuple[str, str] | None:
         return "is empty", "give it a value"
     if value.startswith("-"):
         return "starts with a dash, so SGLang would take it for a flag", "choose another secret"
-    if not value.isprintable():
-        return "holds a line break or another control character", "remove it"
+    if not re.fullmatch(r"[!-~]+", value):
+        return "holds a space, a line break or a character outside ASCII, and SGLang would answer 500", "choose another"
     return spelling.word_problem(value)
 
 

@@ -292,9 +292,9 @@ def test_render_refuses_secrets_that_do_not_fit() -> None:
 
 
 def test_secrets_come_from_the_controllers_environment_or_files(tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("from file\n")
+    (tmp_path / "key").write_text("from-file\n")
     spec = dataclasses.replace(SPEC, secrets={"a": Secret(env="A"), "b": Secret(file=str(tmp_path / "key"))})
-    assert resolve_secrets(spec, {"A": "from env"}) == {"a": "from env", "b": "from file"}
+    assert resolve_secrets(spec, {"A": "from-env"}) == {"a": "from-env", "b": "from-file"}
 
 
 def test_all_faults_of_secrets_are_reported_and_none_shows_a_value(tmp_path: Path) -> None:
