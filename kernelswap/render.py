@@ -244,7 +244,8 @@ def _protect_home(spec: ServerSpec) -> str:
 def _logging(spec: ServerSpec) -> str:
     """SGLang's own logging, without the start-up line that shows every argument, API keys too.
 
-    SGLang cannot put its prefix (` TP0`) into a format that it is given, so the process's name stands there.
+    SGLang cannot put its prefix (` TP0`) into a format that it is given, so the process's name stands there: on one
+    host Process-1 is the first scheduler.
     """
     level = spelling.display(spec.flags).get("log-level", "info").upper()
     quiet = {"sglang.srt.entrypoints.engine": "WARNING", "httpx": "WARNING", "httpcore": "WARNING"}
