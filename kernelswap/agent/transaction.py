@@ -433,7 +433,7 @@ class Transaction:
         return host.secrets(self.folders, release)
 
     def _keep_log(self, cause: Cause) -> Cause:
-        """Keep what the candidate logged as evidence, without its secrets; a cause found in the log then points there."""
+        """Keep what the candidate logged, without its secrets; a cause that was found in the log then points there."""
         kept = self.evidence / "server.log"
         with contextlib.suppress(units.UnitError, OSError, subprocess.TimeoutExpired):
             lines = units.log(units.status(self.plan.unit).invocation)
