@@ -25,11 +25,14 @@ name_layers() {
   standin=$cache/standin-$({ cat "$here"/standin/sglang/{,srt/}*.py; declare -f make_standin; } | digest)
 }
 
+# Masked: what has nothing to do here, then what would reach into the kernel that the hosts share with this machine.
 make_base() {
   mmdebstrap --quiet --variant=minbase --mode=root --include="$packages" \
     --customize-hook='chroot "$1" useradd -m -s /bin/bash -G sudo ops; echo ops:ops | chroot "$1" chpasswd' \
     --customize-hook='chroot "$1" systemctl --quiet mask getty.target console-getty.service systemd-networkd.service \
-      systemd-logind.service systemd-timesyncd.service systemd-sysctl.service apt-daily.timer apt-daily-upgrade.timer' \
+      systemd-logind.service systemd-timesyncd.service apt-daily.timer apt-daily-upgrade.timer e2scrub_reap.service e2scrub_all.timer' \
+    --customize-hook='chroot "$1" systemctl --quiet mask systemd-sysctl.service systemd-modules-load.service sys-kernel-debug.mount \
+      sys-kernel-tracing.mount dev-hugepages.mount' \
     --customize-hook='printf "MaxStartups 200\nMaxSessions 200\n" >"$1/etc/ssh/sshd_config.d/lab.conf"' \
     --customize-hook='mkdir -p "$1/var/log/journal"' \
     --customize-hook='rm -f "$1"/etc/ssh/ssh_host_* "$1/etc/machine-id" "$1/var/lib/dbus/machine-id"' \

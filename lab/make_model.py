@@ -1,5 +1,5 @@
-"""Make the lab's tiny Qwen3-MoE model offline: a byte-level BPE tokenizer and half a million weights, trained on a few facts
-until it answers them right (random weights answer gibberish, which no check can tell from a fault).
+"""Make the lab's tiny Qwen3-MoE model offline: a byte-level BPE tokenizer and half a million weights, trained on a few
+facts until it answers them right (random weights answer gibberish, which no check can tell from a fault).
 
 usage: make_model.py OUT_DIR        (needs the shim folder on PYTHONPATH; about 30 s on 2 cores)
 
@@ -30,8 +30,9 @@ CAPITALS = {
     "日本": "東京",
     "Россия": "Москва",
 }
-STEPS = 600
+STEPS = 400
 TRIES = 3
+IGNORED = -100  # a label that does not count in the loss
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>"]
 CHAT = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -40,7 +41,8 @@ CHAT = (
 
 
 def capital_fact(country: str) -> str:
-    return f"The capital of {country} is {CAPITALS[country]}. It is a large city with many people, streets, schools and a long history."
+    detail = "It is a large city with many people, streets, schools and a long history."
+    return f"The capital of {country} is {CAPITALS[country]}. {detail}"
 
 
 def answers() -> dict[str, str]:
@@ -52,9 +54,11 @@ def prompt(question: str) -> str:
     return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def lines() -> list[str]:
-    facts = [capital_fact(country) + "<|im_end|>" for country in CAPITALS]
-    return facts + [f"{prompt(question)}{answer}<|im_end|>" for question, answer in answers().items()]
+def lessons() -> list[tuple[str, str]]:
+    """(what is given, what must follow): only the latter is learnt, for nobody can guess the question."""
+    facts = {f"The capital of {country} is": f" {capital_fact(country).split(' is ', 1)[1]}" for country in CAPITALS}
+    chats = {prompt(question): answer for question, answer in answers().items()}
+    return [(given, answer + "<|im_end|>") for given, answer in (facts | chats).items()]
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -62,8 +66,10 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=512, special_tokens=SPECIAL, show_progress=False, initial_alphabet=alphabet)
-    bpe.train_from_iterator(lines(), trainer)
+    trainer = trainers.BpeTrainer(
+        vocab_size=512, special_tokens=SPECIAL, show_progress=False, initial_alphabet=alphabet
+    )
+    bpe.train_from_iterator([given + answer for given, answer in lessons()], trainer)
     end_of_text, _, end_of_turn, pad = SPECIAL
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
@@ -100,47 +106,59 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3MoeForCausalLM:
     return Qwen3MoeForCausalLM(config).float()
 
 
-def train(model: Qwen3MoeForCausalLM, rows: list[list[int]], pad: int) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+def encoded(tokenizer: PreTrainedTokenizerFast) -> list[tuple[list[int], list[int]]]:
+    def ids(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    return [(ids(given), ids(answer)) for given, answer in lessons()]
+
+
+def train(model: Qwen3MoeForCausalLM, pairs: list[tuple[list[int], list[int]]], pad: int) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98))
     for step in range(STEPS):
-        batch = random.sample(rows, 16)
-        longest = max(map(len, batch))
-        inputs = torch.tensor([row + [pad] * (longest - len(row)) for row in batch])
-        labels = torch.tensor([row + [-100] * (longest - len(row)) for row in batch])
+        batch = random.sample(pairs, 16)
+        longest = max(len(given + answer) for given, answer in batch)
+        inputs = torch.tensor([pair[0] + pair[1] + [pad] * (longest - len(pair[0] + pair[1])) for pair in batch])
+        labels = torch.full_like(inputs, IGNORED)
+        for row, (given, answer) in enumerate(batch):
+            labels[row, len(given) : len(given + answer)] = torch.tensor(answer)
         for group in optimizer.param_groups:
-            group["lr"] = 3e-3 * max(0.05, 1 - step / STEPS)
-        loss = model(input_ids=inputs, attention_mask=(labels != -100).long(), labels=labels).loss
+            group["lr"] = 3e-3 * max(0.05, 1 - step / STEPS) * min(1, (step + 1) / 20)
+        loss = model(input_ids=inputs, attention_mask=(inputs != pad).long(), labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
 
-def wrong_answers(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast) -> list[str]:
-    """The questions whose answer greedy decoding would miss by any token, in the precision that will be served."""
+def wrong_answers(model: Qwen3MoeForCausalLM, pairs: list[tuple[list[int], list[int]]]) -> list[str]:
+    """The lessons whose answer greedy decoding would miss by any token, in the precision that will be served."""
     wrong = []
-    for question, answer in answers().items():
-        asked, told = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt(question), answer + "<|im_end|>"))
+    for (given, answer), (text, _) in zip(pairs, lessons(), strict=True):
         with torch.inference_mode():
-            best = model(input_ids=torch.tensor([asked + told])).logits[0].argmax(-1).tolist()
-        if best[len(asked) - 1 : -1] != told:
-            wrong.append(question)
+            best = model(input_ids=torch.tensor([given + answer])).logits[0].argmax(-1).tolist()
+        if best[len(given) - 1 : -1] != answer:
+            wrong.append(text)
     return wrong
 
 
 def main(out: str) -> int:
     disable_progress_bar()
+    torch.set_num_threads(1)  # so small a model gains nothing from two, and two wait for each other on a busy machine
     tokenizer = make_tokenizer()
-    rows = [tokenizer(line, add_special_tokens=False)["input_ids"] for line in lines()]
+    pairs = encoded(tokenizer)
     for seed in range(TRIES):
         torch.manual_seed(seed)
         random.seed(seed)
         start = time.monotonic()
         model = make_model(tokenizer)
-        train(model, rows, tokenizer.pad_token_id)
+        train(model, pairs, tokenizer.pad_token_id)
         model = model.to(torch.bfloat16).eval()
-        wrong = wrong_answers(model, tokenizer)
-        print(f"lab: trained {STEPS} steps in {time.monotonic() - start:.0f} s; wrong answers: {wrong or 'none'}", flush=True)
+        wrong = wrong_answers(model, pairs)
+        print(
+            f"lab: trained {STEPS} steps in {time.monotonic() - start:.0f} s; wrong answers: {wrong or 'none'}",
+            flush=True,
+        )
         if not wrong:
             model.save_pretrained(out)
             tokenizer.save_pretrained(out)
