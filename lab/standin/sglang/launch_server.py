@@ -1,5 +1,5 @@
-"""A stand-in for SGLang's server that is ready in a third of a second, for tests in which neither the engine nor its load
-time is the point: what happens around a server that dies, hangs or answers wrongly, at any moment.
+"""A stand-in for SGLang's server that is ready in a third of a second, for tests in which neither the engine nor its
+load time is the point: what happens around a server that dies, hangs or answers wrongly, at any moment.
 
 To whoever looks from outside it is what SGLang 0.5.23 was measured to be (its processes and their titles, signals, exit
 codes, endpoints, order of start), but it computes nothing. STANDIN_FAULT makes it fail on purpose:

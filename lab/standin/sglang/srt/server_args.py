@@ -6,9 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-MOE_RUNNERS = (
-    "auto deep_gemm triton triton_kernel flashinfer_trtllm flashinfer_cutlass flashinfer_cutedsl cutlass marlin"
-)
+MOE_RUNNERS = "auto deep_gemm triton triton_kernel flashinfer_trtllm flashinfer_cutlass cutlass marlin"
 ATTENTION = "triton torch_native flex_attention fa3 fa4 flashinfer flashmla trtllm_mla trtllm_mha"
 
 
