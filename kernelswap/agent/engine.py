@@ -20,7 +20,8 @@ prepare_server_args(json.load(sys.stdin))
 # The serving benchmark has moved (2026-07); the old name still works and warns.
 BENCH = """
 import importlib.util, runpy, sys
-name = "sglang.benchmark.serving" if importlib.util.find_spec("sglang.benchmark.serving") else "sglang.bench_serving"
+moved = importlib.util.find_spec("sglang.benchmark") and importlib.util.find_spec("sglang.benchmark.serving")
+name = "sglang.benchmark.serving" if moved else "sglang.bench_serving"
 sys.argv[0] = name
 runpy.run_module(name, run_name="__main__", alter_sys=True)
 """
