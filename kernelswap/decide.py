@@ -193,11 +193,16 @@ def differences(old: Plan | None, new: Plan) -> tuple[str, ...]:
 
 
 def _server_differences(old: Plan, new: Plan) -> Iterator[str]:
-    yield from _changes("", old.flags, new.flags)
+    yield from _changes("", _unnamed(old, old.flags), _unnamed(new, new.flags))
     yield from _changes("", *(dict.fromkeys(plan.secret_flags, "(secret)") for plan in (old, new)))
-    yield from _changes("environment ", old.environment, new.environment)
+    yield from _changes("environment ", _unnamed(old, old.environment), _unnamed(new, new.environment))
     fields = [{NAMES.get(name, name): _text(getattr(plan, name)) for name in SERVER} for plan in (old, new)]
     yield from _changes("", *fields)
+
+
+def _unnamed(plan: Plan, values: Mapping[str, str]) -> dict[str, str]:
+    """A path into the release's own folder differs in name only."""
+    return {key: value.replace(plan.release, "RELEASE") for key, value in values.items()}
 
 
 def limit_differences(old: Plan | None, new: Plan) -> tuple[str, ...]:

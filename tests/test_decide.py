@@ -172,12 +172,21 @@ DIFFERENCES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"gpus": ("0", "1"), "port": 1}, ("gpus: (unset) -> 0 1", "port: 30000 -> 1")),
     ({"secret_flags": ("api-key",)}, ("api-key: (unset) -> (secret)",)),
     ({"timeouts": Timeouts(ready=1)}, ()),
+    (
+        {"release": "c-3", "environment": {"A": "1", "LOG": "/x/c-3/log"}},
+        ("environment LOG: (unset) -> /x/RELEASE/log",),
+    ),
 ]
 
 
 @pytest.mark.parametrize(("change", "lines"), DIFFERENCES)
 def test_differences(change: dict[str, Any], lines: tuple[str, ...]) -> None:
     assert decide.differences(PLAN, replace(PLAN, **change)) == lines
+
+
+def test_a_path_into_the_release_is_no_difference() -> None:
+    old, new = (replace(PLAN, release=name, environment={"LOG": f"/x/{name}/log"}) for name in ("b-2", "c-3"))
+    assert decide.differences(old, new) == ()
 
 
 def test_limit_differences() -> None:

@@ -1,0 +1,146 @@
+"""A lab of its own and an ops project of its own, in which the stand-in for SGLang serves: a swap takes seconds."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+
+MODEL = """
+path: /srv/models/tiny
+engine: {python: /usr/bin/python3}
+flags: {device: cpu}
+environment: {PYTHONPATH: /opt/standin}
+memory-margin: 1024
+verify:
+  answers: [{prompt: "What is 2+2?", expect: '\\b4\\b'}]
+timeouts: {ready: 60, clean: 20}
+"""
+PROFILES = {
+    "plain": "flags: {moe-runner-backend: auto}",
+    "triton": "flags: {moe-runner-backend: triton}",
+    "cutlass": "flags: {moe-runner-backend: cutlass}",
+    "crash": "flags: {moe-runner-backend: flashinfer_trtllm}\nenvironment: {STANDIN_FAULT: crash-at-load}",
+    "slow": "environment: {STANDIN_FAULT: 'slow-load:15'}",
+}
+
+
+@dataclass(frozen=True)
+class Lab:
+    folder: Path
+
+    def sh(self, *words: str) -> None:
+        environment = {**os.environ, "KERNELSWAP_LAB": str(self.folder)}
+        subprocess.run([ROOT / "lab" / "lab.sh", *words], env=environment, check=True)
+
+    @property
+    def ssh_config(self) -> Path:
+        return self.folder / "ssh_config"
+
+    def run(self, host: str, script: str) -> str:
+        """What a command as root prints on a host. Raises CalledProcessError."""
+        words = ["ssh", "-F", str(self.ssh_config), host, script]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+    def main_pid(self, host: str) -> int:
+        return int(self.run(host, "systemctl show -P MainPID sglang-main.service"))
+
+    def release(self, host: str) -> str:
+        return self.run(host, "basename $(readlink /etc/kernelswap/main/known-good)").strip()
+
+    def traces(self, host: str) -> str:
+        """Whatever a deploy could leave: name, size, mode and time of all that it may write, and the units."""
+        places = "/etc /usr/local /var/lib/kernelswap /var/cache/sglang /run/systemd/system /run/systemd/system.control"
+        files = f"find {places} /run/systemd/transient ! -type d -printf '%p %s %m %T@\\n' 2>/dev/null | sort"
+        return self.run(host, f"{files}; systemctl list-units --all --no-legend --plain 'sglang*' 'kernelswap*'")
+
+    def count_sessions(self, host: str) -> None:
+        """From now on sshd logs each command and file transfer that it is asked for."""
+        self.run(host, "echo LogLevel VERBOSE >/etc/ssh/sshd_config.d/sessions.conf; systemctl restart ssh")
+
+    def sessions(self, host: str) -> int:
+        """How many have been asked for so far, this one included."""
+        return int(self.run(host, "journalctl -u ssh | grep -c 'Starting session: '"))
+
+
+@dataclass(frozen=True)
+class Project:
+    """An ops repository as `kernelswap init` would make it: deploy.py, roles and templates, and its own inventory."""
+
+    folder: Path
+    lab: Lab
+    hosts: Mapping[str, Mapping[str, Any]]
+
+    def write(self) -> Project:
+        for name in ("deploy.py", "roles", "templates"):
+            (self.folder / name).symlink_to(ROOT / name)
+        for kind in ("models", "profiles"):
+            (self.folder / "inventory" / kind).mkdir(parents=True)
+        self.model(MODEL)
+        for name, text in PROFILES.items():
+            self.profile(name, text)
+        hosts = [(name, {"ssh_config_file": str(self.lab.ssh_config), **data}) for name, data in self.hosts.items()]
+        shared = {"model": "standin", "profile": "plain"}
+        (self.folder / "inventory" / "hosts.py").write_text(f"lab = ({hosts!r}, {shared!r})\n")
+        return self
+
+    def model(self, text: str) -> None:
+        (self.folder / "inventory" / "models" / "standin.yaml").write_text(text)
+
+    def profile(self, name: str, text: str) -> None:
+        (self.folder / "inventory" / "profiles" / f"{name}.yaml").write_text(text)
+
+    def words(self, *words: str) -> Sequence[str]:
+        return [str(BIN / "pyinfra"), "inventory/hosts.py", "deploy.py", *words]
+
+    def deploy(self, *words: str, **environment: str) -> Run:
+        return run(self.words(*words), self.folder, environment)
+
+    def kernelswap(self, *words: str) -> Run:
+        return run([str(BIN / "kernelswap"), *words], self.folder)
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a command ended. output: both streams."""
+
+    code: int
+    output: str
+
+    def __contains__(self, words: str) -> bool:
+        return words in self.output
+
+
+def run(words: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None) -> Run:
+    done = subprocess.run(
+        words,
+        cwd=folder,
+        env={**os.environ, **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    sys.stdout.write(f"$ {shlex.join(words)}\n{done.stdout}")  # pytest shows it when the test fails
+    assert "Traceback" not in done.stdout
+    return Run(done.returncode, done.stdout)
+
+
+@contextmanager
+def booted(folder: Path, hosts: int) -> Iterator[Lab]:
+    lab = Lab(folder)
+    lab.sh("up", str(hosts))
+    try:
+        yield lab
+    finally:
+        lab.sh("down")
