@@ -3,7 +3,7 @@
 # machine. Log in as root or as ops (whose sudo password is "ops"). Run as root.
 #   lab.sh build            make what the hosts boot from (build.sh); `up` does it too
 #   lab.sh up N             boot gpu1..gpuN; those that run are left alone
-#   lab.sh reboot NAME      cut NAME's power and boot it again on its own disk
+#   lab.sh reboot NAME ...  cut the power of these at once and boot them again, each on its own disk
 #   lab.sh ssh NAME [...]   a shell, or a command, on NAME (NAME may be ops@gpu1)
 #   lab.sh down             end them and leave nothing behind
 #   lab.sh clean            remove what no checkout's lab uses from the cache
@@ -123,13 +123,13 @@ boot() { # the power supply lives outside the host's cgroup and the caller's ses
 
 power() { # runs for as long as the host has power: boots it again when it reboots or is cut off
   local name=$1 base=$lab/$1 status=129
-  while [ $status = 129 ] || [ $status = 137 ]; do # unshare ends as PID 1 did: SIGHUP is a reboot, SIGKILL a power cut, SIGINT "off"
+  while [ $status = 129 ] || [ $status = 137 ]; do # PID 1 ended by SIGHUP: a reboot; by SIGKILL: a power cut; by SIGINT: off
     mkdir -p "$cgroup/$name"
     cat /proc/sys/kernel/random/uuid >"$base/boot_id"
     ip -n "$tag-$name" link set eth0 up
     status=0
-    nsenter --net="/run/netns/$tag-$name" unshare --pid --mount --uts --ipc --fork --propagation private \
-      "$BASH" "$here/init.sh" "$base" "$cgroup/$name" || status=$?
+    nsenter --net="/run/netns/$tag-$name" unshare --pid --mount --uts --ipc --propagation private \
+      "$BASH" -c '"$@" & wait $!' fork "$BASH" "$here/init.sh" "$base" "$cgroup/$name" || status=$?
     empty_cgroup "$cgroup/$name"
   done
 }
@@ -176,37 +176,43 @@ END
   if [ -n "${SUDO_UID-}" ]; then chown "$SUDO_UID" "$lab/key"; fi # so that who called sudo can log in without it
 }
 
-wait_ready() { # all at once
+wait_ready() { # for all at once
   local name pids=() pid
   for name in "$@"; do
-    ready "$name" & pids+=($!)
+    ready "$name" 9>&- & pids+=($!)
   done
   for pid in "${pids[@]}"; do wait "$pid" || fail "a host did not come up" "see $lab/*/log, then $0 down"; done
 }
 
 ready() {
-  local state end=$((SECONDS + 120))
-  while [ $SECONDS -lt $end ]; do
-    state=$(ssh -F "$lab/ssh_config" -o ConnectTimeout=2 "$1" systemctl is-system-running --wait 2>&1 9>&-) || true
+  local state='' end=$((SECONDS + 120))
+  while [ $SECONDS -lt $end ] && kill -0 $$; do # not longer than who asked
+    state=$(ssh -F "$lab/ssh_config" -o ConnectTimeout=2 "$1" systemctl is-system-running --wait 2>&1) || true
     case $state in running) return ;; degraded) fail "$1 is up but a unit failed" "$0 ssh $1 systemctl --failed" ;; esac
-    running "$1" || [ $SECONDS -lt $((end - 115)) ] || break
+    running "$1" || [ $SECONDS -lt $((end - 115)) ] || break # it died while it came up
     sleep 0.1
   done
   fail "$1: $state"
 }
 
 reboot() {
-  local old
-  [ -e "$lab/$1/made" ] || fail "no host $1 in $lab"
-  if running "$1"; then
-    old=$(<"$lab/$1/boot_id")
-    ip -n "$tag-$1" link set eth0 down # a power cut says no goodbye
-    echo 1 >"$cgroup/$1/cgroup.kill"
-    while [ "$old" = "$(<"$lab/$1/boot_id")" ]; do sleep 0.02; done
-  else
-    boot "$1"
-  fi
-  ready "$1"
+  local name old boots=""
+  for name in "$@"; do
+    [ -e "$lab/$name/made" ] || fail "no host $name in $lab"
+    boots+="$lab/$name/boot_id $(<"$lab/$name/boot_id")"$'\n'
+  done
+  for name in "$@"; do
+    if running "$name"; then
+      ip -n "$tag-$name" link set eth0 down # a power cut says no goodbye
+      echo 1 >"$cgroup/$name/cgroup.kill"
+    else
+      boot "$name"
+    fi
+  done
+  while read -r name old; do
+    until [ -z "$name" ] || [ "$(<"$name")" != "$old" ]; do sleep 0.02; done
+  done <<<"$boots"
+  wait_ready "$@"
 }
 
 down() {
@@ -236,7 +242,8 @@ main() {
   case ${1-}/$# in
     build/1) "$here/build.sh" >/dev/null ;;
     clean/1) "$here/build.sh" clean ;;
-    up/2 | reboot/2 | down/1)
+    reboot/1) usage ;;
+    up/2 | reboot/* | down/1)
       need_root
       need ip:iproute2 findmnt:util-linux ssh-keygen:openssh-client
       one_at_a_time
@@ -249,3 +256,4 @@ main() {
   esac
 }
 main "$@"
+exit # bash reads on in the file it runs, which may have changed by then
