@@ -196,7 +196,7 @@ ready() {
 }
 
 reboot() {
-  local name old boots=""
+  local name old try boots=""
   for name in "$@"; do
     [ -e "$lab/$name/made" ] || fail "no host $name in $lab"
     boots+="$lab/$name/boot_id $(<"$lab/$name/boot_id")"$'\n'
@@ -210,7 +210,11 @@ reboot() {
     fi
   done
   while read -r name old; do
-    until [ -z "$name" ] || [ "$(<"$name")" != "$old" ]; do sleep 0.02; done
+    for try in {1..500}; do
+      if [ -z "$name" ] || [ "$(<"$name")" != "$old" ]; then continue 2; fi
+      sleep 0.02
+    done
+    fail "a host's power supply is gone" "$0 up boots it again"
   done <<<"$boots"
   wait_ready "$@"
 }
