@@ -77,7 +77,8 @@ def converge(goal: Goal, release: Release, state: HostState) -> Decision:
     if seen.running:
         return _beside(seen.instance, seen.running, CONVERGE, release.name) if seen.running.active else swap
     if serves(seen, release.name):
-        return Unchanged(seen.instance, f"{release.name} serves since {when(seen.unit_since)}", stage)
+        why = f"{release.name} serves since {when(seen.unit_since)}{_committed_by(seen, release.name)}"
+        return Unchanged(seen.instance, why, stage)
     strays = [server for server in state.servers if _in_the_way(server, release.plan)]
     if strays and not goal.adopt:
         return Refused(seen.instance, "servers that no systemd unit owns run here: " + _list(strays), STRAYS_TODO)
@@ -139,12 +140,28 @@ def _barred(seen: InstanceState, release: str) -> Refused:
     report = next((r for r in reversed(seen.history) if r.request.release == release and r.bars), None)
     if report is None:
         return Refused(seen.instance, f"{release} is barred: it failed long ago", "try it again all the same: --force")
-    return Refused(
-        seen.instance,
-        f"{release} is barred: swap {report.request.swap} by {report.request.who} ended {when(report.ended)} as "
-        f"{report.outcome}: {_cause(report)}",
-        _advice(report) + "try it again all the same: --force",
-    )
+    todo = _advice(report) + "try it again all the same: --force"
+    return Refused(seen.instance, f"{release} is barred: {_end(report)}", todo)
+
+
+def last_failure(seen: InstanceState) -> str:
+    """How the newest swap ended if it was no success: who asked for it may not have seen that. Else ""."""
+    report = seen.history[-1] if seen.history else None
+    if report is None or report.outcome == "committed" or seen.running:
+        return ""
+    return f"last time, to {report.request.release}: {_end(report)}"
+
+
+def _committed_by(seen: InstanceState, release: str) -> str:
+    report = next((r for r in reversed(seen.history) if r.outcome == "committed"), None)
+    if report is None or report.request.release != release:
+        return ""
+    return f", committed by swap {report.request.swap} of {report.request.who}"
+
+
+def _end(report: Report) -> str:
+    request = report.request
+    return f"swap {request.swap} by {request.who} ended {when(report.ended)} as {report.outcome}: {_cause(report)}"
 
 
 def _cause(report: Report) -> str:

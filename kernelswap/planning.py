@@ -189,6 +189,8 @@ def _show(host: Host, decision: Decision, release: Release | None, state: HostSt
         host.log(f"{decision.instance}: {decision.todo}", log_func=logger.error)
         return
     host.log(f"{decision.instance}: {_verb(decision)}: {decision.why}")
+    if failure := decide.last_failure(decide.instance_state(state, decision.instance)):
+        host.log(f"{decision.instance}:   {failure}")
     for line in _details(decision, release, state) if release else ():
         host.log(f"{decision.instance}:   {line}")
 

@@ -71,6 +71,7 @@ BARRED = replace(GOOD, known_good="a-1", barred=("b-2",), history=(report("rolle
 CONVERGE = [
     ("first contact", InstanceState("main"), Goal(), (), Swap, "nothing committed yet -> b-2"),
     ("the same again", GOOD, Goal(), (), Unchanged, "b-2 serves since 2025-11-30 02:30 UTC"),
+    ("a commit", replace(GOOD, history=(report("committed"),)), Goal(), (), Unchanged, "by swap 20261130T0230"),
     ("another release", replace(GOOD, known_good="a-1"), Goal(), (), Swap, "a-1 -> b-2"),
     ("its unit failed", replace(GOOD, unit_state="failed"), Goal(), (), Swap, "its unit is failed"),
     ("its unit was edited", replace(GOOD, unit_intact=False), Goal(), (), Swap, "not as it was committed"),
@@ -106,6 +107,23 @@ def test_a_refusal_says_who_failed_when_why_and_what_to_type() -> None:
     for words in ("20261130T023000Z-ab12", "ada@desk", "2025-11-30 02:31 UTC", "rolled-back", "no kernel image"):
         assert words in decision.why
     assert decision.todo == "use another backend; or try it again all the same: --force"
+
+
+@pytest.mark.parametrize(
+    ("seen", "says"),
+    [
+        (GOOD, ""),
+        (replace(GOOD, history=(report("rolled-back"), report("committed"))), ""),
+        (replace(GOOD, history=(report("rolled-back"),), running=running()), ""),
+        (
+            replace(GOOD, history=(report("committed"), report("refused", "c-3"))),
+            "last time, to c-3: swap 20261130T023000Z-ab12 by ada@desk ended 2025-11-30 02:31 UTC as refused: "
+            "CUDA error: no kernel image",
+        ),
+    ],
+)
+def test_the_end_of_a_swap_is_told_to_whoever_comes_next(seen: InstanceState, says: str) -> None:
+    assert decide.last_failure(seen) == says
 
 
 def test_a_stray_on_other_gpus_and_another_port_is_left_to_the_agent() -> None:
