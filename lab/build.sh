@@ -25,7 +25,8 @@ name_layers() {
   standin=$cache/standin-$({ cat "$here"/standin/sglang/{,srt/}*.py; declare -f make_standin; } | digest)
 }
 
-# Masked: what has nothing to do here, then what would reach into the kernel that the hosts share with this machine.
+# Masked: what has nothing to do here, then what would reach into the kernel that the hosts share with this machine. Removed: the
+# offer to start logind, without which `reboot` falls back to asking systemd.
 make_base() {
   mmdebstrap --quiet --variant=minbase --mode=root --include="$packages" \
     --customize-hook='chroot "$1" useradd -m -s /bin/bash -G sudo ops; echo ops:ops | chroot "$1" chpasswd' \
@@ -36,6 +37,8 @@ make_base() {
     --customize-hook='printf "MaxStartups 200\nMaxSessions 200\n" >"$1/etc/ssh/sshd_config.d/lab.conf"' \
     --customize-hook='mkdir -p "$1/var/log/journal"' \
     --customize-hook='rm -f "$1"/etc/ssh/ssh_host_* "$1/etc/machine-id" "$1/var/lib/dbus/machine-id"' \
+    --customize-hook='rm "$1/usr/lib/systemd/system/dbus-org.freedesktop.login1.service" \
+      "$1/usr/share/dbus-1/system-services/org.freedesktop.login1.service"; touch "$1/etc/default/locale"' \
     --customize-hook=': >"$1/etc/resolv.conf"' \
     "$suite" "$1" # no name server: a host of the lab reaches only the lab, and a look-up then fails at once
 }
