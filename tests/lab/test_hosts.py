@@ -1,11 +1,14 @@
 """The lab's hosts behave as bare-metal hosts do, and leave nothing behind."""
 
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from labhost import ROOT, Host, Lab
+
+PYINFRA = str(Path(sys.executable).with_name("pyinfra"))
 
 
 def test_a_power_cut_keeps_disk_and_journal(host: Host) -> None:
@@ -53,7 +56,7 @@ def test_the_host_key_is_checked(hosts: list[Host], tmp_path: Path) -> None:
 @pytest.mark.parametrize(("user", "sudo"), [("ops", True), ("root", False)])
 def test_pyinfra_reaches_every_host(lab: Lab, user: str, sudo: bool) -> None:
     environment = {**lab.environment, "KERNELSWAP_LAB_USER": user}
-    command = ["pyinfra", "inventory/lab.py", "exec", "--", "id -un; hostname"]
+    command = [PYINFRA, "inventory/lab.py", "exec", "--", "id -un; hostname"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     said = done.stdout + done.stderr
@@ -63,7 +66,7 @@ def test_pyinfra_reaches_every_host(lab: Lab, user: str, sudo: bool) -> None:
 
 def test_without_a_lab_the_inventory_says_what_to_type(lab: Lab, tmp_path: Path) -> None:
     environment = {**lab.environment, "KERNELSWAP_LAB": str(tmp_path)}
-    command = ["pyinfra", "inventory/lab.py", "exec", "--", "true"]
+    command = [PYINFRA, "inventory/lab.py", "exec", "--", "true"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert "no lab is running; make lab" in done.stdout + done.stderr
