@@ -47,7 +47,7 @@ def wait_ready(plan: Plan, server: Client, started: float, tell: Callable[[str],
         status = units.status(plan.unit)
         if not status.running or status.sub == "auto-restart":
             raise unit_failure(plan, status, f"the server ended while starting ({status.active}, {status.result})")
-        waiting_for = _not_ready(plan, server, started)
+        waiting_for = _not_ready(plan, server, started, patience=deadline - time.monotonic())
         if not waiting_for:
             return f"{plan.schedulers} scheduler(s), port {plan.port}, one token generated"
         now = time.monotonic()
@@ -69,8 +69,8 @@ def _last_message(lines: Sequence[str]) -> str:
     )
 
 
-def _not_ready(plan: Plan, server: Client, started: float) -> str:
-    """What a starting server still lacks; "" if nothing."""
+def _not_ready(plan: Plan, server: Client, started: float, patience: float) -> str:
+    """What a starting server still lacks; "" if nothing. patience: seconds to wait for its token."""
     table = processes.table()
     mine = processes.cgroup_pids(table, plan.unit)
     listening = processes.listeners(plan.port).values()
@@ -89,7 +89,7 @@ def _not_ready(plan: Plan, server: Client, started: float) -> str:
     if not server.ready():
         return "/ready"
     try:
-        answer = server.generate(_unique("ready"), 1, timeout=60)
+        answer = server.generate(_unique("ready"), 1, timeout=max(1.0, min(60.0, patience)))
     except Unanswered as error:
         return f"a token ({error})"
     return "" if _tokens(answer) else "a token (the answer was empty)"
