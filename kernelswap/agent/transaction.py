@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import subprocess
 import time
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from kernelswap import ledger
 from kernelswap.agent import client, files, gpus, host, occupants, preflight, processes, server, units
@@ -140,7 +140,7 @@ class Transaction:
 
     def _stop(self) -> Seen:
         found = self._found()
-        timeout = self.plan.timeouts.stop + 30
+        timeout = self.plan.timeouts.stop
         ended = []
         try:
             if units.status(self.plan.unit).running:
@@ -194,14 +194,26 @@ class Transaction:
         return Seen(server.wait_ready(self.plan, self._client(self.plan), self.started, self._tell("ready")))
 
     def _smoke(self) -> Seen:
-        return Seen(server.smoke(self.plan, self._client(self.plan)))
+        with self._dead_server_speaks():
+            return Seen(server.smoke(self.plan, self._client(self.plan)))
 
     def _throughput(self, wanted: Throughput) -> Seen:
         key = self._secrets(self.request.release).get("api-key", "")
-        numbers = server.throughput(self.plan, wanted, key, self.evidence)
+        with self._dead_server_speaks():
+            numbers = server.throughput(self.plan, wanted, key, self.evidence)
         self._still_alive()
         limit = f", floor {wanted.floor:g}" if wanted.floor is not None else ""
         return Seen(f"{numbers['output_tok_s']:.1f} output tok/s at {numbers['concurrency']:.0f}{limit}", numbers)
+
+    @contextlib.contextmanager
+    def _dead_server_speaks(self) -> Iterator[None]:
+        """Where a check fails because the server died, the server's own error is the cause."""
+        try:
+            yield
+        except Failed:
+            time.sleep(1)  # systemd learns of an end a moment later
+            self._still_alive()
+            raise
 
     def _still_alive(self) -> None:
         status = units.status(self.plan.unit)
@@ -236,10 +248,15 @@ class Transaction:
 
     def _fail(self, cause: Cause) -> Report:
         if not self.journal.touched:
-            return self._close("refused", serving=self.journal.previous, cause=cause)
+            return self._refuse(cause)
         cause = self._keep_log(cause)
         self.journal = dataclasses.replace(self.journal, back=True, cause=encode(cause))
         return self._back(cause)
+
+    def _refuse(self, cause: Cause) -> Report:
+        """Nothing was touched: what served, if anything did, goes on serving."""
+        serves = units.status(self.folders.unit).active == "active"
+        return self._close("refused", serving=self.journal.previous if serves else None, cause=cause)
 
     def _back(self, cause: Cause, stop: bool = True) -> Report:
         """Bring back what served before. stop: whether what runs in the unit is the candidate."""
@@ -272,7 +289,7 @@ class Transaction:
         return self._close("rolled-back", serving=plan.release, cause=cause)
 
     def _stop_candidate(self) -> Seen:
-        units.stop(self.plan.unit, self.plan.timeouts.stop + 30)
+        units.stop(self.plan.unit, self.plan.timeouts.stop)
         units.drop_candidate(self.folders.candidate_unit, self.folders.candidate_settings)
         return Seen(self.plan.unit)
 
@@ -344,10 +361,10 @@ class Transaction:
             self.plan = host.read_plan(self.folders, self.request.release)
         except (OSError, ValueError) as error:
             if not self.journal.touched:
-                return self._close("refused", serving=self.journal.previous, cause=cause)
+                return self._refuse(cause)
             return self._down(cause, f"the plan of {self.request.release} cannot be read: {error}")
         if not self.journal.touched:
-            return self._close("refused", serving=self.journal.previous, cause=cause)
+            return self._refuse(cause)
         if self.journal.step == "commit" and not self.journal.back and self._is_past_commit_point():
             self._step("commit", self._commit)
             if rebooted and not units.status(self.plan.unit).running:
