@@ -1,11 +1,10 @@
 """Put a release on the host. It changes nothing that runs: a release is only read by the swap that makes it current."""
 
 import shlex
-from io import StringIO
 
 from pyinfra import host
 from pyinfra.api import deploy
-from pyinfra.operations import files, server
+from pyinfra.operations import server
 
 from kernelswap.operations.content import place
 from kernelswap.planning import Step
@@ -23,12 +22,8 @@ def stage_release(step: Step) -> None:
     home = shlex.join(["-o", step.release.plan.user, "/var/cache/sglang", f"/var/cache/sglang/{step.instance}"])
     server.shell(name="Create folders", commands=[f"install -d -m 755 {folders}", f"install -d -m 755 {home}"])
     for name in host.loop(step.stage):
+        # Whole or not at all: a half-written plan of the release that serves would leave no way back to it.
         if name in step.release.files:
-            files.put(
-                name=f"Stage {name}",
-                src=StringIO(step.release.files[name]),
-                dest=f"{folder}/{name}",
-                mode="644",
-            )
+            place(name=f"Stage {name}", path=f"{folder}/{name}", content=step.release.files[name].encode(), mode="644")
         elif step.release.secrets:
             place(name="Stage the secrets", path=f"{folder}/{name}", content=step.release.secrets, mode="600")
