@@ -55,7 +55,7 @@ def look(path: str, limit: Sequence[str] = (), health: bool = False, gpus: bool 
     def read(host: Host) -> None:
         # PyinfraError is raised when the last host fails.
         with ctx_state.use(state), ctx_config.use(config), ctx_host.use(host), suppress(PyinfraError):
-            states[host.name] = host_state.read(host, instances(_data(host)), [], health, gpus, PATIENCE)
+            states[host.name] = host_state.read(host, instances_of(_data(host)), [], health, gpus, PATIENCE)
 
     with ctx_state.use(state), ctx_config.use(config):
         with suppress(PyinfraError):  # no host could be reached
@@ -68,7 +68,7 @@ def look(path: str, limit: Sequence[str] = (), health: bool = False, gpus: bool 
     return tuple(Seen(h.name, _data(h), states.get(h.name), complaints.about(h.name)) for h in hosts)
 
 
-def instances(data: Mapping[str, Any]) -> tuple[str, ...]:
+def instances_of(data: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of a host's instances."""
     return tuple(map(str, data.get("instances") or (DEFAULT_INSTANCE,)))
 

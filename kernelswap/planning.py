@@ -23,11 +23,12 @@ from kernelswap import bundle, decide
 from kernelswap.decide import Attach, Decision, Refused, Swap, Unchanged
 from kernelswap.errors import ConfigError, Fault, KernelswapError
 from kernelswap.facts import host_state
+from kernelswap.fleet import instances_of
 from kernelswap.goal import ROLLBACK, Goal, goal_of
 from kernelswap.profile import load_library, nearest
 from kernelswap.protocol import AGENT_PATH, STATE_ROOT, HostState, Request
 from kernelswap.render import PLAN_FILE, Hidden, Release, render, resolve_secrets
-from kernelswap.spec import DEFAULT_INSTANCE, ServerSpec, host_specs
+from kernelswap.spec import ServerSpec, host_specs
 
 RECOVER_UNIT = "kernelswap-recover@.service"
 
@@ -86,7 +87,7 @@ def plan_host(host: Host, library: Path, templates: Path) -> HostPlan:
     except KernelswapError as error:
         raise DeployError(f"\n{error}") from None
     # A way back must not depend on what the profiles say today.
-    instances = [w.spec.instance for w in wanted] or list(map(str, host.data.get("instances", [DEFAULT_INSTANCE])))
+    instances = [w.spec.instance for w in wanted] or list(instances_of(_data(host)))
     users = {w.spec.user for w in wanted}
     state = host_state.read(host, instances, sorted(users))
     if state is None:

@@ -14,7 +14,7 @@ import click
 from kernelswap.cli.table import table
 from kernelswap.decide import when
 from kernelswap.errors import KernelswapError
-from kernelswap.fleet import Seen, instances, look
+from kernelswap.fleet import Seen, instances_of, look
 from kernelswap.protocol import Gpu, HostState, InstanceState, Plan
 
 DEFAULT_INVENTORY = "inventory/gpu.py"
@@ -54,7 +54,7 @@ def rows_of(seen: Seen) -> Iterator[Row]:
     if seen.state is None:
         yield Row((seen.host, "", "", "", f"unreachable: {seen.problem or 'no answer'}", "", ""), ok=False)
         return
-    for name in instances(seen.data):
+    for name in instances_of(seen.data):
         known = next((item for item in seen.state.instances if item.instance == name), InstanceState(name))
         problem = problem_of(known)
         cells = (

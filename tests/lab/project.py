@@ -1,4 +1,4 @@
-"""A lab of its own and an ops project of its own, in which the stand-in for SGLang serves: a swap takes seconds."""
+"""An ops project of its own for a test, in which the stand-in for SGLang serves: a swap takes seconds."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from labhost import ROOT, Host, Lab
+
 BIN = Path(sys.executable).parent
 
 MODEL = """
@@ -34,42 +34,35 @@ PROFILES = {
 }
 
 
-@dataclass(frozen=True)
-class Lab:
-    folder: Path
+def unused(lab: Lab) -> Host:
+    """A host that no test has touched."""
+    return lab.up(len(lab.hosts) + 1)[-1]
 
-    def sh(self, *words: str) -> None:
-        environment = {**os.environ, "KERNELSWAP_LAB": str(self.folder)}
-        subprocess.run([ROOT / "lab" / "lab.sh", *words], env=environment, check=True)
 
-    @property
-    def ssh_config(self) -> Path:
-        return self.folder / "ssh_config"
+def main_pid(host: Host) -> int:
+    return int(host.output("systemctl show -P MainPID sglang-main.service"))
 
-    def run(self, host: str, script: str) -> str:
-        """What a command as root prints on a host. Raises CalledProcessError."""
-        words = ["ssh", "-F", str(self.ssh_config), host, script]
-        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
-    def main_pid(self, host: str) -> int:
-        return int(self.run(host, "systemctl show -P MainPID sglang-main.service"))
+def release(host: Host) -> str:
+    return host.output("basename $(readlink /etc/kernelswap/main/known-good)")
 
-    def release(self, host: str) -> str:
-        return self.run(host, "basename $(readlink /etc/kernelswap/main/known-good)").strip()
 
-    def traces(self, host: str) -> str:
-        """Whatever a deploy could leave: name, size, mode and time of all that it may write, and the units."""
-        places = "/etc /usr/local /var/lib/kernelswap /var/cache/sglang /run/systemd/system /run/systemd/system.control"
-        files = f"find {places} /run/systemd/transient ! -type d -printf '%p %s %m %T@\\n' 2>/dev/null | sort"
-        return self.run(host, f"{files}; systemctl list-units --all --no-legend --plain 'sglang*' 'kernelswap*'")
+def traces(host: Host) -> str:
+    """Whatever a deploy could leave: name, size, mode and time of all that it may write, and the units."""
+    places = "/etc /usr/local /var/lib/kernelswap /var/cache/sglang /run/systemd/system /run/systemd/system.control"
+    files = f"find {places} /run/systemd/transient ! -type d -printf '%p %s %m %T@\\n' 2>/dev/null | sort"
+    return host.output(f"{files}; systemctl list-units --all --no-legend --plain 'sglang*' 'kernelswap*'")
 
-    def count_sessions(self, host: str) -> None:
-        """From now on sshd logs each command and file transfer that it is asked for."""
-        self.run(host, "echo LogLevel VERBOSE >/etc/ssh/sshd_config.d/sessions.conf; systemctl restart ssh")
 
-    def sessions(self, host: str) -> int:
-        """How many have been asked for so far, this one included."""
-        return int(self.run(host, "journalctl -u ssh | grep -c 'Starting session: '"))
+def count_sessions(host: Host) -> None:
+    """From now on sshd logs each command and file transfer that it is asked for."""
+    host.run("echo LogLevel VERBOSE >/etc/ssh/sshd_config.d/sessions.conf; systemctl restart ssh")
+    host.hang_up()
+
+
+def sessions(host: Host) -> int:
+    """How many have been asked for so far, this one included."""
+    return int(host.output("journalctl -u ssh | grep -c 'Starting session: '"))
 
 
 @dataclass(frozen=True)
@@ -77,8 +70,7 @@ class Project:
     """An ops repository as `kernelswap init` would make it: deploy.py, roles and templates, and its own inventory."""
 
     folder: Path
-    lab: Lab
-    hosts: Mapping[str, Mapping[str, Any]]
+    hosts: Sequence[tuple[Host, Mapping[str, Any]]]
 
     def write(self) -> Project:
         for name in ("deploy.py", "roles", "templates"):
@@ -88,8 +80,9 @@ class Project:
         self.model(MODEL)
         for name, text in PROFILES.items():
             self.profile(name, text)
-        hosts = [(name, {"ssh_config_file": str(self.lab.ssh_config), **data}) for name, data in self.hosts.items()]
-        shared = {"model": "standin", "profile": "plain"}
+        hosts = [(host.name, data) for host, data in self.hosts]
+        config = str(self.hosts[0][0].lab.folder / "ssh_config")
+        shared = {"model": "standin", "profile": "plain", "ssh_config_file": config}
         (self.folder / "inventory" / "hosts.py").write_text(f"lab = ({hosts!r}, {shared!r})\n")
         return self
 
@@ -134,13 +127,3 @@ def run(words: Sequence[str], folder: Path, environment: Mapping[str, str] | Non
     sys.stdout.write(f"$ {shlex.join(words)}\n{done.stdout}")  # pytest shows it when the test fails
     assert "Traceback" not in done.stdout
     return Run(done.returncode, done.stdout)
-
-
-@contextmanager
-def booted(folder: Path, hosts: int) -> Iterator[Lab]:
-    lab = Lab(folder)
-    lab.sh("up", str(hosts))
-    try:
-        yield lab
-    finally:
-        lab.sh("down")

@@ -5,113 +5,97 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from project import PROFILES, Lab, Project, booted
+from labhost import Host, Lab
+from project import PROFILES, Project, count_sessions, main_pid, release, sessions, traces, unused
 
-pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("converge")]
-
-Make = Callable[..., Project]
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with booted(tmp_path_factory.mktemp("lab"), 9) as lab:
-        yield lab
-
-
-@pytest.fixture(scope="module")
-def unused(lab: Lab) -> Iterator[str]:
-    return iter([f"gpu{number}" for number in range(1, 10)])
+pytestmark = pytest.mark.xdist_group("converge")
 
 
 @pytest.fixture
-def host(unused: Iterator[str]) -> str:
-    """A host that no test has touched."""
-    return next(unused)
+def host(lab: Lab) -> Host:
+    return unused(lab)
 
 
 @pytest.fixture
-def project(tmp_path: Path, lab: Lab, host: str) -> Project:
-    return Project(tmp_path, lab, {host: {}}).write()
+def project(tmp_path: Path, host: Host) -> Project:
+    return Project(tmp_path, [(host, {})]).write()
 
 
-def test_the_same_command_twice_changes_nothing_and_costs_one_remote_command(
-    project: Project, lab: Lab, host: str
-) -> None:
+def test_the_same_command_twice_changes_nothing_and_costs_one_remote_command(project: Project, host: Host) -> None:
     first = project.deploy("--profile", "plain", "-y")
     assert first.code == 0
     assert "committed plain-" in first
-    lab.count_sessions(host)
-    pid, before, traces = lab.main_pid(host), lab.sessions(host), lab.traces(host)
+    count_sessions(host)
+    pid, before, left = main_pid(host), sessions(host), traces(host)
 
     second = project.deploy("--profile", "plain", "-y")
-    asked = lab.sessions(host) - before - 2  # traces and this question are sessions, too
+    asked = sessions(host) - before - 2  # traces and this question are sessions, too
     assert second.code == 0
     assert "main: unchanged: plain-" in second
     assert "Starting operation" not in second
     assert asked == 1
-    assert lab.main_pid(host) == pid
-    assert lab.traces(host) == traces
+    assert main_pid(host) == pid
+    assert traces(host) == left
 
     by_data = project.deploy("--data", "profile=plain", "-y")
     declared = project.deploy("-y")
     assert "main: unchanged: plain-" in by_data
     assert "main: unchanged: plain-" in declared
-    assert lab.main_pid(host) == pid
+    assert main_pid(host) == pid
 
     # A limit makes no other server: it is renewed in place.
     project.profile("plain", f"{PROFILES['plain']}\ntimeouts: {{ready: 61}}")
     renewed = project.deploy("-y")
     assert "timeouts.ready: 60.0 -> 61.0" in renewed
-    assert lab.main_pid(host) == pid
-    assert json.loads(lab.run(host, "cat /etc/kernelswap/main/known-good/plan.json"))["timeouts"]["ready"] == 61
+    assert main_pid(host) == pid
+    assert json.loads(host.output("cat /etc/kernelswap/main/known-good/plan.json"))["timeouts"]["ready"] == 61
     assert "Starting operation" not in project.deploy("-y")
 
 
-def test_dry_touches_nothing_and_shows_what_would_change(project: Project, lab: Lab, host: str) -> None:
-    empty = lab.traces(host)
+def test_dry_touches_nothing_and_shows_what_would_change(project: Project, host: Host) -> None:
+    empty = traces(host)
     first = project.deploy("--dry", "--diff")
     assert first.code == 0
     assert "main: swap: nothing committed yet -> plain-" in first
-    assert lab.traces(host) == empty
+    assert traces(host) == empty
 
     project.deploy("-y")
-    traces = lab.traces(host)
+    left = traces(host)
     dry = project.deploy("--dry", "--diff", "--profile", "crash")
     assert dry.code == 0
     assert "moe-runner-backend: auto -> flashinfer_trtllm" in dry
     assert "environment STANDIN_FAULT: (unset) -> crash-at-load" in dry
-    assert lab.traces(host) == traces
+    assert traces(host) == left
 
 
-def test_a_crash_is_rolled_back_barred_and_tried_again_only_by_force(project: Project, lab: Lab, host: str) -> None:
+def test_a_crash_is_rolled_back_barred_and_tried_again_only_by_force(project: Project, host: Host) -> None:
     project.deploy("--profile", "plain", "-y")
-    good = lab.release(host)
+    good = release(host)
 
     crash = project.deploy("--profile", "crash", "--reason", "faster", "-y")
     assert crash.code == 1
     assert "no kernel image is available" in crash
     assert f"{good} serves again" in crash
-    assert lab.release(host) == good
+    assert release(host) == good
 
-    pid = lab.main_pid(host)
+    pid = main_pid(host)
     barred = project.deploy("--profile", "crash", "-y")
     assert barred.code == 1
     assert "is barred: swap " in barred
     assert "no kernel image is available" in barred
     assert "--force" in barred
     assert project.deploy("--profile", "crash", "--dry").code == 1
-    assert lab.main_pid(host) == pid
+    assert main_pid(host) == pid
 
     forced = project.deploy("--profile", "crash", "--force", "-y")
     assert forced.code == 1
     assert "rolled back" in forced.output.lower()
-    assert lab.release(host) == good
+    assert release(host) == good
 
-    told = project.kernelswap("history", host, "--inventory", "inventory/hosts.py")
+    told = project.kernelswap("history", host.name, "--inventory", "inventory/hosts.py")
     assert told.code == 0
     for words in ("rolled-back", "faster", "no kernel image is available", good):
         assert words in told
@@ -120,38 +104,36 @@ def test_a_crash_is_rolled_back_barred_and_tried_again_only_by_force(project: Pr
     assert json.loads(status.output)[0]["state"]["instances"][0]["known_good"] == good
 
 
-def test_rollback_goes_to_the_commit_before_and_no_further_than_there_is_one(
-    project: Project, lab: Lab, host: str
-) -> None:
+def test_rollback_goes_to_the_commit_before_and_no_further_than_there_is_one(project: Project, host: Host) -> None:
     nothing = project.deploy("--rollback", "-y")
     assert nothing.code == 1
     assert "nothing to go back to" in nothing
     releases = []
     for profile in ("plain", "triton", "cutlass"):
         assert project.deploy("--profile", profile, "-y").code == 0
-        releases.append(lab.release(host))
-    for release in (releases[1], releases[0]):
+        releases.append(release(host))
+    for target in (releases[1], releases[0]):
         back = project.deploy("--rollback", "--reason", "slower", "-y")
         assert back.code == 0
-        assert lab.release(host) == release
+        assert release(host) == target
     end = project.deploy("--rollback", "-y")
     assert end.code == 1
     assert "nothing to go back to" in end
-    assert lab.release(host) == releases[0]
+    assert release(host) == releases[0]
 
 
-def test_a_way_back_does_not_depend_on_the_profiles(project: Project, lab: Lab, host: str) -> None:
+def test_a_way_back_does_not_depend_on_the_profiles(project: Project, host: Host) -> None:
     project.deploy("--profile", "plain", "-y")
-    good = lab.release(host)
+    good = release(host)
     project.deploy("--profile", "triton", "-y")
     project.profile("plain", "flags: [broken")
     assert project.deploy("-y").code == 1
     assert project.deploy("--rollback", "-y").code == 0
-    assert lab.release(host) == good
+    assert release(host) == good
 
 
-def test_faults_end_the_run_before_anything_is_touched(project: Project, lab: Lab, host: str) -> None:
-    empty = lab.traces(host)
+def test_faults_end_the_run_before_anything_is_touched(project: Project, host: Host) -> None:
+    empty = traces(host)
     unknown = project.deploy("--profile", "tritn", "-y")
     assert unknown.code == 1
     assert "there is no profile `tritn`; did you mean `triton`?" in unknown
@@ -160,15 +142,15 @@ def test_faults_end_the_run_before_anything_is_touched(project: Project, lab: La
     assert faults.code == 1
     assert "profiles/triton.yaml:1: " in faults
     assert "profiles/triton.yaml:2: " in faults
-    assert lab.traces(host) == empty
+    assert traces(host) == empty
 
 
 def test_a_second_asker_follows_another_goal_waits_and_a_lost_connection_loses_nothing(
-    project: Project, lab: Lab, host: str
+    project: Project, host: Host
 ) -> None:
     project.deploy("--profile", "plain", "-y")
     first = subprocess.Popen(project.words("--profile", "slow", "-y"), cwd=project.folder, stdout=subprocess.DEVNULL)
-    while '"step":"ready"' not in lab.run(host, "cat /var/lib/kernelswap/main/journal.json 2>/dev/null || true"):
+    while '"step":"ready"' not in host.output("cat /var/lib/kernelswap/main/journal.json 2>/dev/null || true"):
         time.sleep(0.3)
     other = project.deploy("--profile", "triton", "-y")
     assert other.code == 1
@@ -179,28 +161,28 @@ def test_a_second_asker_follows_another_goal_waits_and_a_lost_connection_loses_n
     assert same.code == 0
     assert "main: follow: already running: converge to slow-" in same
     assert "committed slow-" in same
-    assert lab.release(host).startswith("slow-")
-    history = lab.run(host, "wc -l </var/lib/kernelswap/main/history.jsonl")
+    assert release(host).startswith("slow-")
+    history = host.output("wc -l </var/lib/kernelswap/main/history.jsonl")
     assert int(history) == 2
 
 
-def test_a_server_from_a_shell_is_named_and_taken_over_only_when_asked(project: Project, lab: Lab, host: str) -> None:
+def test_a_server_from_a_shell_is_named_and_taken_over_only_when_asked(project: Project, host: Host) -> None:
     words = "/usr/bin/python3 -m sglang.launch_server --model-path /srv/models/tiny --port 30000"
     # In a scope, as a login session is.
-    lab.run(host, f"PYTHONPATH=/opt/standin systemd-run --scope {words} >/dev/null 2>&1 </dev/null & sleep 2")
-    pid = lab.run(host, "pgrep -o -f '[s]glang.launch_server'").strip()
+    host.output(f"PYTHONPATH=/opt/standin systemd-run --scope {words} >/dev/null 2>&1 </dev/null & sleep 2")
+    pid = host.output("pgrep -o -f '[s]glang.launch_server'")
     refused = project.deploy("-y")
     assert refused.code == 1
     assert f"pid {pid} of root since " in refused
     assert words in refused
     assert "--adopt" in refused
-    assert lab.run(host, f"test -d /proc/{pid} && echo alive").strip() == "alive"
+    assert host.output(f"test -d /proc/{pid} && echo alive") == "alive"
     adopted = project.deploy("--adopt", "-y")
     assert adopted.code == 0
-    assert lab.run(host, f"test -d /proc/{pid} || echo gone").strip() == "gone"
+    assert host.output(f"test -d /proc/{pid} || echo gone") == "gone"
 
 
-def test_a_secret_shows_nowhere(project: Project, lab: Lab, host: str) -> None:
+def test_a_secret_shows_nowhere(project: Project, host: Host) -> None:
     (project.folder / "inventory" / "hosts.py").write_text(
         (project.folder / "inventory" / "hosts.py")
         .read_text()
@@ -211,11 +193,11 @@ def test_a_secret_shows_nowhere(project: Project, lab: Lab, host: str) -> None:
     shown = project.deploy("-y", "--diff", "-vvv", "--debug", KEY="opensesame-1")
     assert shown.code == 0
     assert "opensesame-1" not in shown
-    secret = lab.run(host, "stat -c '%a %U' /etc/kernelswap/main/known-good/secrets.yaml")
-    assert secret.strip() == "600 root"
+    secret = host.output("stat -c '%a %U' /etc/kernelswap/main/known-good/secrets.yaml")
+    assert secret == "600 root"
     changed = project.deploy("-y", "--diff", "-vvv", KEY="opensesame-2")
     assert changed.code == 0
     assert "the unit's text or a secret's value" in changed
     assert "opensesame" not in changed
     # What SGLang itself logs at its start is the business of logging.json, which the stand-in does not read.
-    assert "opensesame" not in lab.run(host, "journalctl -b -u 'kernelswap-*'; grep -r . /var/lib/kernelswap")
+    assert "opensesame" not in host.output("journalctl -b -u 'kernelswap-*'; grep -r . /var/lib/kernelswap")
