@@ -153,13 +153,22 @@ clean() {
 main() {
   need_root
   name_layers
-  if [ "${1-}" = clean ] || ! [ -d "$base" -a -d "$engine" -a -d "$model" -a -d "$nvml" -a -d "$standin" ]; then
-    need flock:util-linux unshare:util-linux
-    mkdir -p "$cache"
-    if [ "${1-}" = --locked ]; then "${2:-build}"; return; fi
-    # A mount namespace of its own, so that an interrupted build leaves no mount; a lock, so that two builds do not race.
-    flock -o "$cache/lock" unshare --mount --propagation private "$BASH" "$0" --locked "${1:-build}"
+  if [ "${1-}" = --locked ]; then
+    "$2"
+    return
   fi
-  if [ "${1-}" = "" ]; then echo "$standin:$nvml:$model:$engine:$base"; fi
+  if [ "${1-}" = clean ]; then
+    locked clean
+    return
+  fi
+  [ -d "$base" -a -d "$engine" -a -d "$model" -a -d "$nvml" -a -d "$standin" ] || locked build
+  echo "$standin:$nvml:$model:$engine:$base"
+}
+
+locked() { # in a mount namespace of its own, so that an interrupted build leaves no mount; one at a time, so that none races
+  need flock:util-linux unshare:util-linux
+  mkdir -p "$cache"
+  flock -o "$cache/lock" unshare --mount --propagation private "$BASH" "$0" --locked "$1"
 }
 main "$@"
+exit
