@@ -30,7 +30,7 @@ PROFILES = {
     "triton": "flags: {moe-runner-backend: triton}",
     "cutlass": "flags: {moe-runner-backend: cutlass}",
     "crash": "flags: {moe-runner-backend: flashinfer_trtllm}\nenvironment: {STANDIN_FAULT: crash-at-load}",
-    "slow": "environment: {STANDIN_FAULT: 'slow-load:15'}",
+    "slow": "environment: {STANDIN_FAULT: 'slow-load:45'}\ntimeouts: {ready: 180}",
 }
 
 
