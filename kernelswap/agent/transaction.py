@@ -370,11 +370,11 @@ class Transaction:
             if rebooted and not units.status(self.plan.unit).running:
                 units.start(self.plan.unit, timeout=self.plan.timeouts.clean + 60)
             return self._close("committed", serving=self.request.release)
+        candidate_may_run = not rebooted and not self._known_good_runs()
         if self.journal.back and self.journal.cause:
             cause = decode(Cause, self.journal.cause)
         else:
             self.journal = dataclasses.replace(self.journal, back=True, cause=encode(cause))
-        candidate_may_run = not rebooted and not self._known_good_runs()
         return self._back(cause, stop=candidate_may_run)
 
     def _is_past_commit_point(self) -> bool:
