@@ -162,7 +162,8 @@ class Report:
     """How a swap ended; also one line of the history.
 
     outcome: `committed`; `rolled-back` (and what serves now passed its checks); `down` (loudly: read `detail`);
-    `refused` (nothing was touched). previous: what served before; serving: the release that answers now, if any.
+    `refused` (nothing was touched); `unchanged` (it served already). previous: what served before; serving: the release
+    that answers now, if any.
     """
 
     request: Request

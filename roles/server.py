@@ -18,9 +18,7 @@ def stage_release(step: Step) -> None:
     instance = f"{CONFIG_ROOT}/{step.instance}"
     folder = f"{instance}/releases/{step.release.name}"
     folders = shlex.join([instance, f"{instance}/releases", folder])
-    # The unit's CacheDirectory= makes its home at the first start; the engine is asked about its flags before that.
-    home = shlex.join(["-o", step.release.plan.user, "/var/cache/sglang", f"/var/cache/sglang/{step.instance}"])
-    server.shell(name="Create folders", commands=[f"install -d -m 755 {folders}", f"install -d -m 755 {home}"])
+    server.shell(name="Create folders", commands=[f"install -d -m 755 {folders}"])
     for name in host.loop(step.stage):
         # Whole or not at all: a half-written plan of the release that serves would leave no way back to it.
         if name in step.release.files:

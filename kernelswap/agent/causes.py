@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import List, Optional, Pattern, Sequence, Tuple
 
 from kernelswap.agent import knowledge
@@ -31,6 +32,7 @@ class Table:
     progress: Tuple[Pattern[str], ...]
 
 
+@cache
 def load() -> Table:
     """The table of knowledge/crash_signatures.json."""
     data = json.loads(knowledge.read("crash_signatures.json"))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import subprocess
-from typing import Dict, List, Optional, Sequence
+import tempfile
+from typing import Dict, Iterator, List, Optional, Sequence
 
 from kernelswap.agent import host
 from kernelswap.protocol import Plan
@@ -53,11 +56,25 @@ def run(
     )
 
 
+@contextlib.contextmanager
+def scratch(plan: Plan) -> Iterator[str]:
+    """A folder of the unit's user, gone afterwards."""
+    folder = tempfile.mkdtemp(prefix="kernelswap-")
+    try:
+        shutil.chown(folder, *host.user_ids(plan.user))
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def parser_says(plan: Plan, timeout: float) -> str:
     """What SGLang's own parser has against the command line; "" if it takes it."""
     words = list(plan.argv[plan.argv.index("-m") + 2 :]) if "-m" in plan.argv else list(plan.argv)
     try:
-        done = run(plan, ["-W", "ignore", "-c", PARSE], timeout, stdin=json.dumps(words))
+        with scratch(plan) as folder:
+            # The unit's own cache folder is there from its first start on only.
+            extra = {"HOME": folder, "SGLANG_CACHE_DIR": folder}
+            done = run(plan, ["-W", "ignore", "-c", PARSE], timeout, json.dumps(words), extra, folder)
     except subprocess.TimeoutExpired:
         return f"SGLang's parser did not answer within {timeout:g} s"
     except OSError as error:

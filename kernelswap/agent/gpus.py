@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Callable, List, Optional, Tuple
 
-import pynvml
-
 from kernelswap.protocol import Gpu
 
 MIB = 1024 * 1024
@@ -17,52 +15,54 @@ class GpuError(Exception):
 
 def read() -> Tuple[Gpu, ...]:
     """All GPUs of the host in NVML's order. Raises GpuError."""
+    import pynvml  # only where it is needed: out of a zipapp its import costs 0.15 s
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         raise GpuError(f"NVML does not start: {error}") from None
     try:
-        return tuple(_gpu(index) for index in range(pynvml.nvmlDeviceGetCount()))
+        return tuple(_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
     except pynvml.NVMLError as error:
         raise GpuError(f"NVML does not answer: {error}") from None
     finally:
         pynvml.nvmlShutdown()
 
 
-def _gpu(index: int) -> Gpu:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    memory = _memory(handle)
-    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-    processes = _known(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
-    utilization = _known(pynvml.nvmlDeviceGetUtilizationRates, handle)
+def _gpu(nvml: Any, index: int) -> Gpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    memory = _memory(nvml, handle)
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    processes = _known(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+    utilization = _known(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
     return Gpu(
         index=index,
-        uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
-        name=_text(pynvml.nvmlDeviceGetName(handle)),
+        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+        name=_text(nvml.nvmlDeviceGetName(handle)),
         capability=f"{major}.{minor}",
         memory_total=memory.total // MIB,
         memory_used=memory.used // MIB,
         utilization=utilization.gpu if utilization else None,
-        power=_watts(_known(pynvml.nvmlDeviceGetPowerUsage, handle)),
-        power_limit=_watts(_known(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
-        sm_clock=_known(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
-        temperature=_known(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+        power=_watts(_known(nvml, nvml.nvmlDeviceGetPowerUsage, handle)),
+        power_limit=_watts(_known(nvml, nvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
+        sm_clock=_known(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+        temperature=_known(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
         pids=tuple(sorted(process.pid for process in processes)),
     )
 
 
-def _memory(handle: Any) -> Any:
+def _memory(nvml: Any, handle: Any) -> Any:
     """Version 2 counts what the driver keeps for itself apart; version 1, all that older drivers have, as used."""
     try:
-        return pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
-    except pynvml.NVMLError:
-        return pynvml.nvmlDeviceGetMemoryInfo(handle)
+        return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+    except nvml.NVMLError:
+        return nvml.nvmlDeviceGetMemoryInfo(handle)
 
 
-def _known(query: Callable[..., Any], *args: Any) -> Any:
+def _known(nvml: Any, query: Callable[..., Any], *args: Any) -> Any:
     try:
         return query(*args)
-    except pynvml.NVMLError:
+    except nvml.NVMLError:
         return None
 
 

@@ -154,6 +154,14 @@ def known_good(folders: Folders) -> Optional[str]:
         return None
 
 
+def is_intact(folders: Folders, release: str) -> bool:
+    """Whether a release is the known-good, /etc holds exactly its unit, and nothing of a candidate is laid over it."""
+    text = files.read(folders.release(release) / folders.unit)
+    over = folders.candidate_unit.exists() or folders.candidate_settings.exists()
+    committed = known_good(folders) == release and files.read(folders.committed_unit) == text
+    return text is not None and committed and not over
+
+
 def history(folders: Folders) -> List[Report]:
     """All reports, oldest first; a line torn by a power cut is skipped."""
     reports = []

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import pwd
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, Optional, Sequence, Tuple
 
 from kernelswap import ledger
-from kernelswap.agent import client, files, gpus, host, processes, service, units
+from kernelswap.agent import client, files, gpus, host, occupants, processes, service, units
 from kernelswap.agent.client import Client
 from kernelswap.agent.host import Folders
 from kernelswap.protocol import AGENT_PATH, KEY_PATH, Gpu, HostState, InstanceState, Plan, Server, unit_name
@@ -45,7 +45,7 @@ def _instance(folders: Folders, health: bool) -> InstanceState:
         unit_state=status.active if status.fragment or status.running else "absent",
         unit_since=status.since,
         main_pid=status.main_pid or None,
-        unit_intact=known_good is not None and status.enabled and _intact(folders, known_good),
+        unit_intact=known_good is not None and status.enabled and host.is_intact(folders, known_good),
         health=_health(folders, plan) if health and plan else "",
         releases={name: _files(folders.release(name)) for name in staged},
         plan=plan,
@@ -54,13 +54,6 @@ def _instance(folders: Folders, health: bool) -> InstanceState:
         barred=tuple(sorted(ledger.barred(history))),
         rollback_target=ledger.rollback_target(history, set(staged)),
     )
-
-
-def _intact(folders: Folders, release: str) -> bool:
-    """Whether /etc holds exactly the release's unit, and nothing of a candidate is laid over it."""
-    text = files.read(folders.release(release) / folders.unit)
-    over = folders.candidate_unit.exists() or folders.candidate_settings.exists()
-    return text is not None and not over and files.read(folders.committed_unit) == text
 
 
 def _files(folder: Path) -> Dict[str, str]:
@@ -92,8 +85,10 @@ def _health(folders: Folders, plan: Plan) -> str:
 
 def _servers(instances: Sequence[str]) -> Tuple[Server, ...]:
     ours = {unit_name(instance) for instance in instances}
-    heads: List[processes.Process] = processes.servers(processes.table())
-    return tuple(processes.as_server(head) for head in heads if head.unit not in ours)
+    table = processes.table()
+    mains = occupants.main_pids(table)
+    heads = [head for head in processes.servers(table) if head.unit not in ours]
+    return tuple(processes.as_server(head, occupants.owning_unit(table, head, mains)) for head in heads)
 
 
 def _gpus() -> Tuple[Tuple[Gpu, ...], str]:

@@ -51,9 +51,7 @@ def sort(
 
     on_port, on_gpus: ids that listen on the instance's port, or hold its GPUs. A server is this instance's if it, or a
     process below it, is one of those, or asks for its port; and, where the instance uses every GPU, in any case.
-    main_pids: the main process of each unit. A unit counts as a server's own only if the server is its main process,
-    or stands below it through wrappers alone: a server left behind by an SSH session belongs to no unit, though its
-    cgroup may be that of ssh.service.
+    main_pids: the main process of each unit.
     """
     own: List[Process] = []
     strays: List[Process] = []
@@ -67,21 +65,34 @@ def sort(
         tree = processes.descendants(table, [head.pid])
         if plan.gpus and not (tree & (on_port | on_gpus)) and head.port != plan.port:
             continue
-        if head.unit and _runs_as_unit(table, head, main_pids.get(head.unit, 0)):
-            by_unit.setdefault(head.unit, []).append(head)
+        unit = owning_unit(table, head, main_pids)
+        if unit:
+            by_unit.setdefault(unit, []).append(head)
         else:
             strays.append(head)
     return Occupants(tuple(own), {unit: tuple(heads) for unit, heads in by_unit.items()}, tuple(strays))
 
 
-def _runs_as_unit(table: Dict[int, Process], head: Process, main_pid: int) -> bool:
+def owning_unit(table: Dict[int, Process], head: Process, main_pids: Dict[str, int]) -> Optional[str]:
+    """The unit that runs a server: the server is its main process, or stands below that through wrappers alone.
+
+    A server left behind by an SSH session belongs to none, though its cgroup may be that of ssh.service.
+    """
+    if head.unit is None:
+        return None
     process = head
-    while process.pid != main_pid:
+    while process.pid != main_pids.get(head.unit):
         above = table.get(process.parent)
         if above is None or not above.argv or Path(above.argv[0]).name not in WRAPPERS:
-            return False
+            return None
         process = above
-    return True
+    return head.unit
+
+
+def main_pids(table: Dict[int, Process]) -> Dict[str, int]:
+    """The main process of every unit that an SGLang server is in."""
+    names = {head.unit for head in processes.servers(table) if head.unit}
+    return {name: units.status(name).main_pid for name in names}
 
 
 def find(folders: Folders, plan: Plan) -> Occupants:
@@ -89,9 +100,7 @@ def find(folders: Folders, plan: Plan) -> Occupants:
     on_port = {pid for pid in processes.listeners(plan.port).values() if pid}
     on_gpus = {pid for gpu in my_gpus(plan) for pid in gpu.pids}
     table = processes.table()
-    names = {head.unit for head in processes.servers(table) if head.unit}
-    main_pids = {name: units.status(name).main_pid for name in names}
-    return sort(table, plan, other_units(folders), on_port, on_gpus, main_pids)
+    return sort(table, plan, other_units(folders), on_port, on_gpus, main_pids(table))
 
 
 def my_gpus(plan: Plan) -> List[Gpu]:

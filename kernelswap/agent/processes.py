@@ -215,13 +215,13 @@ def describe(process: Process) -> str:
     return f"pid {process.pid} of {user_name(process.uid)}{unit}, since {since}: {words[:160]}"
 
 
-def as_server(process: Process) -> Server:
+def as_server(process: Process, unit: Optional[str]) -> Server:
     return Server(
         pid=process.pid,
         started=started_at(process),
         user=user_name(process.uid),
         argv=tuple(hide_secrets(process.argv)),
-        unit=process.unit,
+        unit=unit,
         port=process.port,
     )
 

@@ -6,14 +6,12 @@ import json
 import math
 import re
 import secrets
-import shutil
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from kernelswap.agent import causes, client, engine, host, processes, units
+from kernelswap.agent import causes, client, engine, processes, units
 from kernelswap.agent.client import Client, Unanswered
 from kernelswap.protocol import Cause, Plan, Throughput
 
@@ -168,21 +166,18 @@ def throughput(plan: Plan, wanted: Throughput, api_key: str, evidence: Path) -> 
     failed says nothing and fails.
     """
     where = f"{evidence}/bench.jsonl"
-    uid, gid = host.user_ids(plan.user)
-    folder = Path(tempfile.mkdtemp(prefix="kernelswap-bench-"))
     try:
-        shutil.chown(folder, uid, gid)
-        words = bench_words(plan, wanted, folder / "out.jsonl")
-        extra = {"OPENAI_API_KEY": api_key, "TMPDIR": str(folder)} if api_key else {"TMPDIR": str(folder)}
-        done = engine.run(plan, words, plan.timeouts.throughput, extra=extra, folder=str(folder))
-        line = _last_line(folder / "out.jsonl")
+        with engine.scratch(plan) as folder:
+            output = Path(folder) / "out.jsonl"
+            extra = {"TMPDIR": folder, **({"OPENAI_API_KEY": api_key} if api_key else {})}
+            words = bench_words(plan, wanted, output)
+            done = engine.run(plan, words, plan.timeouts.throughput, extra=extra, folder=folder)
+            line = _last_line(output)
     except subprocess.TimeoutExpired:
         todo = "raise timeouts.throughput, or lower verify.throughput.requests"
         raise Failed(
             Cause(f"no result within {plan.timeouts.throughput:g} s", where, todo, "throughput", "release")
         ) from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     result = parse_bench(line) if line else None
     if result is None:
         last = next((text for text in reversed(done.stderr.splitlines()) if text.strip()), f"exit {done.returncode}")

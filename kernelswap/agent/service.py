@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Optional
 
-from kernelswap.agent import events, files, host, transaction, units
+from kernelswap.agent import causes, events, files, host, transaction, units
 from kernelswap.agent.events import Events
 from kernelswap.agent.host import Folders
 from kernelswap.protocol import AGENT_PATH, Report, Request, Running, decode, encode
@@ -98,7 +98,7 @@ def follow(folders: Folders, swap_id: str) -> int:
             spoke = now
         if event.kind == "result":
             report = _report(folders, swap_id)
-            return 0 if report and report.outcome == "committed" else 1
+            return 0 if report and report.outcome in ("committed", "unchanged") else 1
     return 1
 
 
@@ -115,6 +115,7 @@ def _report(folders: Folders, swap_id: str) -> Optional[Report]:
 def run(instance: str, swap_id: str) -> None:
     """What the transient service does: close an open story first, then carry out the request."""
     folders = Folders(instance)
+    causes.load()  # now: our own file may be replaced while we run
     with files.lock(folders.lock):
         request = decode(Request, files.read(folders.request) or "")
         story = Events(folders.evidence(swap_id) / "events.jsonl")
@@ -130,6 +131,7 @@ def run(instance: str, swap_id: str) -> None:
 
 def recover(instance: str) -> None:
     """What the recover unit does after a reboot."""
+    causes.load()
     folders = Folders(instance)
     with files.lock(folders.lock):
         journal = host.read_journal(folders)

@@ -62,6 +62,8 @@ class Transaction:
     # The way forward.
 
     def forward(self) -> Report:
+        if self._serves_already():
+            return self._close("unchanged", serving=self.request.release)
         try:
             self._step("preflight", self._preflight)
             self._step("drain", self._drain)
@@ -71,6 +73,11 @@ class Transaction:
         except Failed as failure:
             return self._fail(failure.cause)
         return self._close("committed", serving=self.request.release)
+
+    def _serves_already(self) -> bool:
+        """As after the end of a story that died in the middle: what was asked for may be what was brought back."""
+        intact = host.is_intact(self.folders, self.request.release)
+        return not self.request.force and intact and units.status(self.folders.unit).active == "active"
 
     def _forward_steps(self) -> List[Tuple[str, Step]]:
         judge: List[Tuple[str, Step]] = [("ready", self._ready), ("smoke", self._smoke)]
@@ -470,6 +477,8 @@ def verdict(report: Report) -> str:
     release = report.request.release
     if report.outcome == "committed":
         return f"committed {release} in {seconds:.1f} s"
+    if report.outcome == "unchanged":
+        return f"unchanged: {release} serves already"
     cause = report.cause
     why = f"{cause.what}; {cause.todo}; see {cause.where}" if cause else ""
     tail = f"evidence: {report.evidence}"

@@ -43,3 +43,19 @@ def test_secrets(tmp_path: Path) -> None:
     assert host.secrets(folders, "a-1") == {}
     files.write(folders.release("a-1") / "secrets.yaml", 'api-key: "s3: \\"x\\""\nadmin-api-key: "y"\n')
     assert host.secrets(folders, "a-1") == {"api-key": 's3: "x"', "admin-api-key": "y"}
+
+
+def test_intact_means_committed_as_staged_and_nothing_over_it(tmp_path: Path) -> None:
+    folders = Folders("main", tmp_path)
+    files.write(folders.release("a-1") / folders.unit, "[Unit]\n")
+    assert not host.is_intact(folders, "a-1")
+    files.write(folders.committed_unit, "[Unit]\n")
+    assert not host.is_intact(folders, "a-1")
+    files.link(folders.known_good, "releases/a-1")
+    assert host.is_intact(folders, "a-1")
+    assert not host.is_intact(folders, "b-2")
+    folders.candidate_settings.mkdir(parents=True)
+    assert not host.is_intact(folders, "a-1")
+    folders.candidate_settings.rmdir()
+    files.write(folders.committed_unit, "[Unit]\n# edited\n")
+    assert not host.is_intact(folders, "a-1")
