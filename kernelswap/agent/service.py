@@ -87,9 +87,8 @@ def follow(folders: Folders, swap_id: str) -> int:
                 spoke = now
             if now - checked >= 2:
                 checked = now
-                if not units.status(service_name(folders.instance)).running and not _report(folders, swap_id):
-                    _say("the agent is gone without a result; run the same command again to finish the story")
-                    return 1
+                if not units.status(service_name(folders.instance)).running:
+                    return _say_end(folders, swap_id)
             continue
         step = event.step
         line = events.render(event)
@@ -97,9 +96,20 @@ def follow(folders: Folders, swap_id: str) -> int:
             _say(line)
             spoke = now
         if event.kind == "result":
-            report = _report(folders, swap_id)
-            return 0 if report and report.outcome in ("committed", "unchanged") else 1
+            return _exit_code(_report(folders, swap_id))
     return 1
+
+
+def _say_end(folders: Folders, swap_id: str) -> int:
+    """The agent is no more and its last event has not come: it may have died with only that missing."""
+    report = _report(folders, swap_id)
+    gone = "the agent is gone without a result; run the same command again to finish the story"
+    _say(transaction.verdict(report) if report else gone)
+    return _exit_code(report)
+
+
+def _exit_code(report: Optional[Report]) -> int:
+    return 0 if report and report.outcome in ("committed", "unchanged") else 1
 
 
 def _say(line: str) -> None:
