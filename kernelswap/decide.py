@@ -147,7 +147,7 @@ def _barred(seen: InstanceState, release: str) -> Refused:
 def last_failure(seen: InstanceState) -> str:
     """How the newest swap ended if it was no success: who asked for it may not have seen that. Else ""."""
     report = seen.history[-1] if seen.history else None
-    if report is None or report.outcome == "committed" or seen.running:
+    if report is None or report.outcome in ("committed", "unchanged") or seen.running:
         return ""
     return f"last time, to {report.request.release}: {_end(report)}"
 

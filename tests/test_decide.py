@@ -114,6 +114,7 @@ def test_a_refusal_says_who_failed_when_why_and_what_to_type() -> None:
     [
         (GOOD, ""),
         (replace(GOOD, history=(report("rolled-back"), report("committed"))), ""),
+        (replace(GOOD, history=(report("rolled-back"), report("unchanged"))), ""),
         (replace(GOOD, history=(report("rolled-back"),), running=running()), ""),
         (
             replace(GOOD, history=(report("committed"), report("refused", "c-3"))),
