@@ -262,7 +262,7 @@ class Transaction:
 
     def _refuse(self, cause: Cause) -> Report:
         """Nothing was touched: what served, if anything did, goes on serving."""
-        serves = units.status(self.folders.unit).active == "active"
+        serves = units.status(self.folders.unit).running  # after a boot it may still be starting
         return self._close("refused", serving=self.journal.previous if serves else None, cause=cause)
 
     def _back(self, cause: Cause, stop: bool = True) -> Report:
