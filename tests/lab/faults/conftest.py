@@ -1,0 +1,37 @@
+"""Hosts for the fault matrix: many, as each stands for one fault, and one pyinfra command swaps them all."""
+
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from fleet import Fleet
+from labhost import ROOT, Lab
+
+HOSTS = 24
+DISK = "256m"  # small, so that a test can fill it
+
+
+@pytest.fixture(scope="module")
+def fleet(booted: Fleet) -> Fleet:
+    return replace(booted, mark=uuid.uuid4().hex[:8])
+
+
+@pytest.fixture(scope="session")
+def booted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """KERNELSWAP_KEEP_LAB=1 keeps the hosts, as for the other tests: .lab-tests/keep-faults."""
+    keep = os.environ.get("KERNELSWAP_KEEP_LAB") == "1"
+    folder = tmp_path_factory.mktemp("faults")
+    lab = Lab(ROOT / ".lab-tests" / "keep-faults" if keep else folder / "lab")
+    lab.folder.parent.mkdir(exist_ok=True)
+    try:
+        os.environ["KERNELSWAP_LAB_DISK"] = DISK
+        lab.up(HOSTS)
+        (folder / "ops").mkdir()
+        fleet = Fleet(lab, folder / "ops")
+        fleet.prepare()
+        yield fleet
+    finally:
+        if not keep:
+            lab.down()
