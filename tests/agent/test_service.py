@@ -35,7 +35,9 @@ def test_the_end_is_told(
     story = events.Events(folders.evidence(REQUEST.swap) / "events.jsonl")
     story.emit("commit", "begin")
     if outcome:
-        files.write(story.path.with_name("report.json"), encode(dataclasses.replace(REPORT, outcome=outcome)))
+        report = encode(dataclasses.replace(REPORT, outcome=outcome))
+        files.write(story.path.with_name("report.json"), report)
+        files.append(folders.history, report)
         if last_event:
             story.emit("result", "result", says)
     assert service.follow(folders, REQUEST.swap) == code

@@ -34,7 +34,7 @@ def test_only_what_a_rollback_has_started_is_taken_for_the_known_good(
     monkeypatch.setattr(units, "status", lambda _unit: RUNS)
     seen: dict[str, Any] = {}
 
-    def remember(self: Transaction, cause: Cause, stop: bool = True) -> None:
+    def remember(self: Transaction, cause: Cause, stop: bool = True, **_others: Any) -> None:
         seen.update(stop=stop, cause=cause.what, journal=self.journal)
 
     monkeypatch.setattr(Transaction, "_back", remember)
