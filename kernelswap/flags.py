@@ -39,6 +39,8 @@ _GROUPS = "multi-node and prefill/decode groups are not supported yet; serve on 
 _HTTP = "Kernelswap verifies a server over plain HTTP; remove the flag"
 REFUSED = {
     "node-rank": _GROUPS,
+    "is-embedding": "a server that generates no text cannot be verified yet",
+    "skip-tokenizer-init": "a server that takes no text cannot be verified yet",
     "encoder-only": _GROUPS,
     "language-only": _GROUPS,
     "grpc-mode": _HTTP,

@@ -93,7 +93,11 @@ def plan_host(host: Host, library: Path, templates: Path) -> HostPlan:
     if state is None:
         return HostPlan()
     key = Hidden(state.key or secrets.token_hex(32))
-    releases = {w.spec.instance: render(w.spec, w.secrets, key.reveal(), templates) for w in wanted}
+    try:
+        releases = {w.spec.instance: render(w.spec, w.secrets, key.reveal(), templates) for w in wanted}
+        recover_unit = _recover_unit(templates)
+    except KernelswapError as error:
+        raise DeployError(f"\n{error}") from None
     decisions = [_decide(goal, instance, releases.get(instance), state) for instance in instances]
     for decision in decisions:
         _show(host, decision, releases.get(decision.instance), state)
@@ -101,7 +105,7 @@ def plan_host(host: Host, library: Path, templates: Path) -> HostPlan:
         host_state.give_up(host)
         return HostPlan()
     return HostPlan(
-        _setup(instances, users, state, key, _recover_unit(templates)),
+        _setup(instances, users, state, key, recover_unit),
         tuple(_step(goal, decision, releases.get(decision.instance)) for decision in decisions),
     )
 

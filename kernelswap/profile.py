@@ -54,11 +54,9 @@ def _served_name(value: str) -> str:
 
 def _host(value: str) -> str:
     try:
-        return str(ipaddress.ip_address(value))
+        return value if value == "localhost" else str(ipaddress.ip_address(value))
     except ValueError:
-        if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", value) and not re.fullmatch(r"[0-9.]+", value):
-            return value
-    raise _fault("is not an IP address or host name", "write the address to listen on, e.g. 0.0.0.0 or 127.0.0.1")
+        raise _fault("is not an IP address", "write the address to listen on, e.g. 0.0.0.0 or 127.0.0.1") from None
 
 
 def _user(value: str) -> str:

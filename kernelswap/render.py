@@ -233,7 +233,8 @@ def _before(spec: ServerSpec) -> Iterator[str]:
     if spec.flags.get("device") != "cpu":
         # After a boot nothing may have made /dev/nvidia-uvm yet, and the service itself has no right to.
         yield "+-/usr/bin/nvidia-modprobe -u -c 0"
-    yield f"+/usr/bin/python3 {AGENT_PATH} guard {spec.instance}"
+    # As root, so in none of the unit's environment: what PYTHONPATH or PATH name there may be anybody's to write.
+    yield f"+/usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin /usr/bin/python3 -I {AGENT_PATH} guard {spec.instance}"
 
 
 def _protect_home(spec: ServerSpec) -> str:

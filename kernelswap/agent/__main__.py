@@ -41,7 +41,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         if command == "guard":
             guard.guard(words[0])
             return 0
-    except (units.UnitError, gpus.GpuError, occupants.Dirty) as error:
+    except (units.UnitError, gpus.GpuError, occupants.Dirty, TimeoutError) as error:
         print(f"kernelswap: {error}", file=sys.stderr)
         return 1
     print(__doc__, file=sys.stderr)

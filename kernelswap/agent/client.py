@@ -17,6 +17,21 @@ class Unanswered(Exception):
     """The server refused, failed or timed out; the text says which."""
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """SGLang never sends one elsewhere; a key must not follow it."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer of the chat; where a model only thought, its thoughts. cut: it ended at max_tokens."""
+
+    text: str
+    cut: bool
+
+
 @dataclass(frozen=True)
 class Client:
     """Speaks to one server. api_key is kept out of repr."""
@@ -55,22 +70,23 @@ class Client:
 
     def generate(self, prompt: str, max_tokens: int, timeout: float) -> Dict[str, Any]:
         """Greedy tokens with the logprob of each, by the native endpoint."""
-        sampling = {"temperature": 0, "max_new_tokens": max_tokens}
+        sampling = {"temperature": 0, "max_new_tokens": max_tokens, "ignore_eos": True}
         body = {"text": prompt, "sampling_params": sampling, "return_logprob": True}
         return self.post("/generate", body, timeout)
 
     def complete(self, prompt: str, max_tokens: int, timeout: float) -> str:
-        body = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+        body = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
         answer = self.post("/v1/completions", body, timeout)
         return str(_first_choice(answer, "/v1/completions").get("text") or "")
 
-    def chat(self, prompt: str, max_tokens: int, timeout: float) -> str:
-        """The whole answer: what a reasoning parser split off comes first."""
+    def chat(self, prompt: str, max_tokens: int, timeout: float) -> Reply:
         messages = [{"role": "user", "content": prompt}]
         body = {"model": self.model, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
         answer = self.post("/v1/chat/completions", body, timeout)
-        message = _first_choice(answer, "/v1/chat/completions").get("message") or {}
-        return "".join(str(message.get(part) or "") for part in ("reasoning_content", "content"))
+        choice = _first_choice(answer, "/v1/chat/completions")
+        message = choice.get("message") or {}
+        text = message.get("content") or message.get("reasoning_content") or ""
+        return Reply(str(text), cut=choice.get("finish_reason") == "length")
 
     def running_requests(self) -> Optional[int]:
         """Requests that run or wait, by the server's own counters; None without `--enable-metrics`."""
@@ -87,12 +103,13 @@ class Client:
 
     def _open(self, path: str, body: Optional[Dict[str, Any]], timeout: float) -> Tuple[int, str]:
         headers = {"Content-Type": "application/json"}
-        if self.api_key:
+        # Who listens may be somebody else: what needs no key (/health, /ready, /metrics) is asked without.
+        if self.api_key and body is not None:
             headers["Authorization"] = f"Bearer {self.api_key}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.base + path, data=data, headers=headers)
         # No proxy: the environment's would send a loopback request elsewhere.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
         try:
             with opener.open(request, timeout=timeout) as answer:
                 return answer.status, answer.read().decode("utf-8", "replace")
@@ -125,5 +142,8 @@ def probe_address(plan: Plan) -> str:
 
 
 def base_url(plan: Plan) -> str:
-    address = probe_address(plan)
-    return f"http://[{address}]:{plan.port}" if ":" in address else f"http://{address}:{plan.port}"
+    return url(probe_address(plan), plan.port)
+
+
+def url(address: str, port: int) -> str:
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"

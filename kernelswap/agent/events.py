@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,11 @@ class Events:
     path: Path
 
     def emit(self, step: str, kind: str, text: str = "", seconds: Optional[float] = None) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(encode(Event(time.time(), step, kind, text, seconds)) + "\n")
+        """Add an event. A full disk loses it: what is told must not decide what is done."""
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(encode(Event(time.time(), step, kind, text, seconds)) + "\n")
 
     def follow(self, poll: float = 0.2) -> Iterator[Optional[Event]]:
         """Events from the first on as they come; None at every poll that brought nothing. Never ends by itself."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import Iterator, List, Optional
 
@@ -15,7 +17,7 @@ def write(path: Path, text: str, mode: int = 0o644) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
             os.fchmod(file.fileno(), mode)
             file.write(text)
             file.flush()
@@ -61,7 +63,7 @@ def remove(path: Path) -> None:
 def read(path: Path) -> Optional[str]:
     """The text of a file, or None if there is none."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8", errors="surrogateescape")
     except FileNotFoundError:
         return None
 
@@ -80,11 +82,22 @@ def sync_folder(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def lock(path: Path) -> Iterator[None]:
-    """Hold a lock, waiting for it; the kernel gives it up when we die, however we die."""
+def lock(path: Path, patience: float = math.inf) -> Iterator[None]:
+    """Hold a lock, waiting for it; the kernel gives it up when we die, however we die.
+
+    Raises TimeoutError after `patience` seconds.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + patience
     with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise TimeoutError(f"{path} is locked by another process: see `fuser {path}`") from None
+                time.sleep(0.1)
         yield
 
 

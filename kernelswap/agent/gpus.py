@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Tuple
+import contextlib
+import os
+import select
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any, Callable, List, NoReturn, Optional, Tuple
 
-from kernelswap.protocol import Gpu
+from kernelswap.protocol import Gpu, decode, encode
 
 MIB = 1024 * 1024
 
@@ -13,18 +19,69 @@ class GpuError(Exception):
     """NVML is absent or does not answer; the text says why."""
 
 
-def read() -> Tuple[Gpu, ...]:
-    """All GPUs of the host in NVML's order. Raises GpuError."""
+def read(deadline: float = 60.0) -> Tuple[Gpu, ...]:
+    """All GPUs of the host in NVML's order. Raises GpuError.
+
+    A wedged driver can block a query for ever, so a child asks, and is abandoned after `deadline` seconds.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _answer(writer)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        text = _read_until(pipe.fileno(), time.monotonic() + deadline)
+    if text is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)  # one that hangs in the kernel stays; nobody waits for it
+        raise GpuError(f"NVML gives no answer within {deadline:g} s")
+    os.waitpid(child, 0)
+    answer = decode(_Answer, text.decode())
+    if answer.error:
+        raise GpuError(answer.error)
+    return answer.gpus
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What the child says."""
+
+    gpus: Tuple[Gpu, ...] = ()
+    error: str = ""
+
+
+def _answer(pipe: int) -> NoReturn:
+    try:
+        try:
+            answer = _Answer(_query())
+        except Exception as error:
+            answer = _Answer(error=f"NVML does not answer: {error}")
+        with os.fdopen(pipe, "wb") as file:
+            file.write(encode(answer).encode())
+    finally:
+        os._exit(0)
+
+
+def _read_until(pipe: int, deadline: float) -> Optional[bytes]:
+    """All that is written until the other end closes; None if that takes too long."""
+    text = b""
+    while True:
+        ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            return None
+        part = os.read(pipe, 65536)
+        if not part:
+            return text
+        text += part
+
+
+def _query() -> Tuple[Gpu, ...]:
     import pynvml  # only where it is needed: out of a zipapp its import costs 0.15 s
 
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise GpuError(f"NVML does not start: {error}") from None
+    pynvml.nvmlInit()
     try:
         return tuple(_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
-    except pynvml.NVMLError as error:
-        raise GpuError(f"NVML does not answer: {error}") from None
     finally:
         pynvml.nvmlShutdown()
 
@@ -33,6 +90,7 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     memory = _memory(nvml, handle)
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    # Where NVML does not know the processes, the memory speaks for them in the proof of a clean host.
     processes = _known(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
     utilization = _known(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
     return Gpu(

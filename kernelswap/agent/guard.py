@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Optional
 
 from kernelswap.agent import host, occupants
@@ -12,7 +13,12 @@ from kernelswap.protocol import Plan
 def guard(instance: str) -> None:
     """Wait until the host is clean for this instance. Raises occupants.Dirty if it does not get so in time."""
     folders = Folders(instance)
-    plan = _plan(folders)
+    try:
+        plan = _plan(folders)
+    except (OSError, ValueError) as error:
+        # What cannot be read cannot be checked; that alone must not keep a committed server down.
+        print(f"kernelswap: not guarded: {error}", file=sys.stderr)
+        return
     if plan:
         occupants.prove_clean(folders, plan, plan.timeouts.clean)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -90,9 +91,13 @@ def owning_unit(table: Dict[int, Process], head: Process, main_pids: Dict[str, i
 
 
 def main_pids(table: Dict[int, Process]) -> Dict[str, int]:
-    """The main process of every unit that an SGLang server is in."""
+    """The main process of every unit that an SGLang server is in.
+
+    Not of transient ones: their files are gone with their end, so what brings such a server back is its command line.
+    """
     names = {head.unit for head in processes.servers(table) if head.unit}
-    return {name: units.status(name).main_pid for name in names}
+    found = {name: units.status(name) for name in names}
+    return {name: unit.main_pid for name, unit in found.items() if not unit.fragment.startswith(TRANSIENT)}
 
 
 def find(folders: Folders, plan: Plan) -> Occupants:
@@ -125,6 +130,7 @@ def foreign_holders(table: Dict[int, Process], found: Occupants, held: Sequence[
     return lines
 
 
+TRANSIENT = "/run/systemd/transient/"
 SHOWN = 4  # findings in one line; all of them are in the evidence
 
 
@@ -195,4 +201,5 @@ def _learn_idle_memory(folders: Folders, held: Sequence[Gpu]) -> None:
     known = idle_memory(folders)
     seen = {gpu.uuid: min(gpu.memory_used, known.get(gpu.uuid, gpu.memory_used)) for gpu in held}
     if {**known, **seen} != known:
-        files.write(folders.idle_memory, json.dumps({**known, **seen}))
+        with contextlib.suppress(OSError):  # a full disk must not keep a server from starting
+            files.write(folders.idle_memory, json.dumps({**known, **seen}))

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import List
 
-from kernelswap.agent import engine, gpus, host, occupants, processes, units
+from kernelswap.agent import engine, gpus, host, network, occupants, processes, units
 from kernelswap.agent.host import Folders
 from kernelswap.agent.occupants import Occupants
 from kernelswap.protocol import CONFIG_ROOT, STATE_ROOT, Plan, Request
@@ -24,6 +24,7 @@ def faults(folders: Folders, request: Request, plan: Plan, found: Occupants) -> 
         *port(plan, found),
         *gpu(plan, found),
         *strays(request, found),
+        *way_back(folders, request),
     ] or engine_faults(plan)
 
 
@@ -33,7 +34,26 @@ def system() -> List[str]:
         found.append(f"Python {sys.version.split()[0]} is too old: install Python 3.9 or newer")
     if units.version() < SYSTEMD_MIN:
         found.append(f"systemd {units.version()} is too old: {SYSTEMD_MIN} or newer is needed")
+    if not Path("/sys/fs/cgroup/cgroup.controllers").exists():
+        found.append("no cgroup v2 on this host: boot with systemd.unified_cgroup_hierarchy=1")
+    elif not network.can_quarantine():
+        found.append("systemd cannot shut a unit off from the network here (IPAddressDeny=): enable BPF in the kernel")
     return found
+
+
+def way_back(folders: Folders, request: Request) -> List[str]:
+    """Whether the known-good could be brought back; with --force that is the user's risk."""
+    release = host.known_good(folders)
+    if release is None or request.force:
+        return []
+    todo = "deploy it again, or go on without a way back by --force"
+    try:
+        plan = host.read_plan(folders, release)
+    except (OSError, ValueError) as error:
+        return [f"the known-good {release} cannot be brought back, its plan cannot be read ({error}): {todo}"]
+    names = [plan.unit, *(["secrets.yaml"] if plan.secret_flags else [])]
+    missing = [name for name in names if not (folders.release(release) / name).is_file()]
+    return [f"the known-good {release} cannot be brought back, its {name} is gone: {todo}" for name in missing]
 
 
 def user(plan: Plan) -> List[str]:
@@ -86,15 +106,16 @@ def gpu(plan: Plan, found: Occupants) -> List[str]:
 
 def strays(request: Request, found: Occupants) -> List[str]:
     """Servers that no unit owns: taken over only when asked, and never out of a container."""
-    contained = [process for process in found.strays if processes.is_contained(process.pid)]
-    lines = [f"SGLang runs in a container: {processes.describe(process)}: stop that container" for process in contained]
-    if request.adopt:
-        return lines
-    return lines + [
-        f"SGLang runs outside any unit: {processes.describe(process)}: stop it, or take it over with --adopt"
-        for process in found.strays
-        if process not in contained
-    ]
+    lines = []
+    for process in found.strays:
+        shown = processes.describe(process)
+        if processes.is_contained(process.pid):
+            lines.append(f"SGLang runs in a container: {shown}: stop that container")
+        elif processes.changed_user(process.pid):
+            lines.append(f"SGLang runs with the rights of another user than started it: {shown}: stop it by hand")
+        elif not request.adopt:
+            lines.append(f"SGLang runs outside any unit: {shown}: stop it, or take it over with --adopt")
+    return lines
 
 
 def engine_faults(plan: Plan) -> List[str]:

@@ -278,7 +278,16 @@ def working_folder(pid: int) -> str:
     return str((PROC / str(pid) / "cwd").readlink())
 
 
+def changed_user(pid: int) -> bool:
+    """Whether it has other rights than its user, as by sudo: to start it again would hand these to whoever made it."""
+    return len(set(_ids(pid, "Uid:"))) > 1 or len(set(_ids(pid, "Gid:"))) > 1
+
+
 def group(pid: int) -> int:
-    """The effective group id of a process."""
+    return _ids(pid, "Gid:")[0]
+
+
+def _ids(pid: int, kind: str) -> List[int]:
+    """The real, effective, saved and file-system id of a process."""
     lines = (PROC / str(pid) / "status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("Gid:")).split()[2])
+    return [int(word) for word in next(line for line in lines if line.startswith(kind)).split()[1:]]

@@ -8,12 +8,13 @@ import re
 import secrets
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from kernelswap.agent import causes, client, engine, processes, units
 from kernelswap.agent.client import Client, Unanswered
-from kernelswap.protocol import Cause, Plan, Throughput
+from kernelswap.protocol import Answer, Cause, Plan, Throughput
 
 
 class Failed(Exception):
@@ -24,11 +25,16 @@ class Failed(Exception):
         self.cause = cause
 
 
+# Ends of a unit, in systemd's words, for which the host is to blame and not the release.
+HOST_RESULTS = ("oom-kill", "timeout", "resources", "start-limit-hit")
+
+
 def unit_failure(plan: Plan, status: units.UnitStatus, what: str) -> Failed:
     """A failure of the unit, with the first real error of its log as the cause."""
     where = f"journalctl -u {plan.unit} _SYSTEMD_INVOCATION_ID={status.invocation}"
     cause = causes.find(units.log(status.invocation), causes.load(), where)
-    return Failed(cause or Cause(what, where, "read the log; it holds no error that is known", blame="release"))
+    blame = "host" if status.result in HOST_RESULTS else "release"
+    return Failed(cause or Cause(what, where, "read the log; it holds no error that is known", blame=blame))
 
 
 def wait_ready(plan: Plan, server: Client, started: float, tell: Callable[[str], None]) -> str:
@@ -42,7 +48,11 @@ def wait_ready(plan: Plan, server: Client, started: float, tell: Callable[[str],
     told = begin
     seen = 0
     while True:
-        status = units.status(plan.unit)
+        try:
+            status = units.status(plan.unit)
+        except units.UnitError:
+            time.sleep(1)  # systemd is busy with itself, as when it is updated
+            status = units.status(plan.unit)
         if not status.running or status.sub == "auto-restart":
             raise unit_failure(plan, status, f"the server ended while starting ({status.active}, {status.result})")
         waiting_for = _not_ready(plan, server, started, patience=deadline - time.monotonic())
@@ -69,12 +79,12 @@ def _last_message(lines: Sequence[str]) -> str:
 
 def _not_ready(plan: Plan, server: Client, started: float, patience: float) -> str:
     """What a starting server still lacks; "" if nothing. patience: seconds to wait for its token."""
-    table = processes.table()
-    mine = processes.cgroup_pids(table, plan.unit)
     listening = processes.listeners(plan.port).values()
-    strangers = [pid for pid in listening if pid not in mine]
+    table = processes.table()  # later than the listeners, so that it holds their owners
+    mine = processes.cgroup_pids(table, plan.unit)
+    strangers = [pid for pid in listening if pid in table and pid not in mine]
     if strangers:
-        owner = processes.describe(table[strangers[0]]) if strangers[0] in table else "an unknown process"
+        owner = processes.describe(table[strangers[0]])
         where = f"ss -ltnp sport = {plan.port}"
         raise Failed(Cause(f"port {plan.port} is held by {owner}", where, "stop that process", "port-in-use"))
     if not listening:
@@ -95,23 +105,22 @@ def _not_ready(plan: Plan, server: Client, started: float, patience: float) -> s
 
 def smoke(plan: Plan, server: Client) -> str:
     """Ask the server and judge its answers; returns what was seen. Raises Failed with all faults."""
-    faults: List[str] = []
-    checks: Tuple[Tuple[str, Callable[[], List[str]]], ...] = (
-        ("logprobs", lambda: _check_logprobs(server)),
-        ("completion", lambda: _check_completion(server)),
-        ("chat", lambda: _check_chat(server)),
-        *(
-            (f"answer {a.prompt!r}", lambda a=a: _check_answer(server, a.prompt, a.expect, a.max_tokens))
-            for a in plan.verify.answers
-        ),
-    )
     until = time.monotonic() + plan.timeouts.smoke
+    checks: List[Tuple[str, Callable[[float], List[str]]]] = [
+        ("logprobs", lambda left: _check_logprobs(server, left)),
+        ("completion", lambda left: _check_completion(server, left)),
+        ("chat", lambda left: _check_chat(server, left)),
+    ]
+    for answer in plan.verify.answers:
+        checks.append((f"answer to {answer.prompt!r}", partial(_check_answer, server, answer)))
+    faults: List[str] = []
     for name, check in checks:
-        if time.monotonic() > until:
+        left = until - time.monotonic()
+        if left <= 0:
             faults.append(f"not done within {plan.timeouts.smoke:g} s")
             break
         try:
-            found = check()
+            found = check(left)
         except Unanswered as error:
             found = [str(error)]
         faults += [f"{name}: {fault}" for fault in found]
@@ -121,8 +130,8 @@ def smoke(plan: Plan, server: Client) -> str:
     return f"{len(checks)} checks, {len(plan.verify.answers)} known answer(s) right"
 
 
-def _check_logprobs(server: Client) -> List[str]:
-    answer = server.generate(_unique("logprobs"), 8, timeout=120)
+def _check_logprobs(server: Client, left: float) -> List[str]:
+    answer = server.generate(_unique("logprobs"), 8, left)
     values = [row[0] if isinstance(row, list) and row else None for row in _tokens(answer)]
     if not values:
         return ["no tokens came back"]
@@ -130,22 +139,30 @@ def _check_logprobs(server: Client) -> List[str]:
     return [f"{len(bad)} of {len(values)} are not finite"] if bad else []
 
 
-def _check_completion(server: Client) -> List[str]:
-    return [] if server.complete(_unique("completion"), 8, timeout=120) else ["the text is empty"]
+def _check_completion(server: Client, left: float) -> List[str]:
+    return [] if server.complete(_unique("completion"), 8, left) else ["the text is empty"]
 
 
-def _check_chat(server: Client) -> List[str]:
-    """The same greedy question twice: an answer, and the same one."""
+def _check_chat(server: Client, left: float) -> List[str]:
+    """The same greedy question twice: an answer, and the same one.
+
+    Both times out of the prefix cache, so that both run the same kernels on the same shapes: a sound GPU server may
+    differ between a cold and a warm prompt.
+    """
     prompt = _unique("chat")
-    first, second = server.chat(prompt, 16, timeout=120), server.chat(prompt, 16, timeout=120)
+    server.chat(prompt, 16, left)
+    first, second = server.chat(prompt, 16, left).text, server.chat(prompt, 16, left).text
     if not first:
         return ["the answer is empty"]
     return [] if first == second else [f"asked twice, answered {first[:80]!r} and {second[:80]!r}"]
 
 
-def _check_answer(server: Client, prompt: str, expect: str, max_tokens: int) -> List[str]:
-    text = server.chat(prompt, max_tokens, timeout=300)
-    return [] if re.search(expect, text) else [f"expected /{expect}/, got {text[:200]!r}"]
+def _check_answer(server: Client, answer: Answer, left: float) -> List[str]:
+    reply = server.chat(answer.prompt, answer.max_tokens, left)
+    if re.search(answer.expect, reply.text):
+        return []
+    cut = f" (cut at max-tokens {answer.max_tokens}: raise it if the model was still thinking)" if reply.cut else ""
+    return [f"expected /{answer.expect}/, got {reply.text[:200]!r}{cut}"]
 
 
 def _tokens(answer: Dict[str, Any]) -> List[Any]:

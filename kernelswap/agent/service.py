@@ -36,7 +36,9 @@ def running(folders: Folders) -> Optional[Running]:
 def swap(request: Request) -> int:
     """Start a swap, or join the one with the same goal, and follow it to its end. Returns the exit code."""
     folders = Folders(request.instance)
-    with files.lock(folders.start_lock):
+    folders.state.mkdir(parents=True, exist_ok=True)
+    folders.state.chmod(0o700)
+    with files.lock(folders.start_lock, patience=60):
         now = running(folders)
         if now and now.active and units.status(service_name(request.instance)).running:
             if not now.request.same_goal(request):
@@ -66,7 +68,9 @@ def _clock(at: float) -> str:
 
 
 def _start(instance: str, swap_id: str) -> None:
-    settings = ("Restart=on-failure", "RestartSec=1", "StartLimitIntervalSec=600", "StartLimitBurst=5", "UMask=0077")
+    settings = ["Restart=on-failure", "RestartSec=1", "StartLimitIntervalSec=600", "StartLimitBurst=5", "UMask=0077"]
+    # A polite signal is no success either, and the recover unit tries for ever.
+    settings += ["RestartForceExitStatus=SIGTERM SIGINT SIGHUP", f"OnFailure=kernelswap-recover@{instance}.service"]
     command = ["systemd-run", "--quiet", "--collect", f"--unit={service_name(instance)}"]
     command += [f"--property={setting}" for setting in settings]
     command += ["/usr/bin/python3", AGENT_PATH, "run", instance, swap_id]
@@ -118,8 +122,7 @@ def _say(line: str) -> None:
 
 
 def _report(folders: Folders, swap_id: str) -> Optional[Report]:
-    text = files.read(folders.evidence(swap_id) / "report.json")
-    return decode(Report, text) if text else None
+    return next((report for report in host.history(folders) if report.request.swap == swap_id), None)
 
 
 def run(instance: str, swap_id: str) -> None:

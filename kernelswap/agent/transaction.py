@@ -13,10 +13,10 @@ import contextlib
 import dataclasses
 import subprocess
 import time
-from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 from kernelswap import ledger
-from kernelswap.agent import client, files, gpus, host, occupants, preflight, processes, server, units
+from kernelswap.agent import client, files, gpus, host, network, occupants, preflight, processes, server, units
 from kernelswap.agent.client import Client, Unanswered
 from kernelswap.agent.events import Events
 from kernelswap.agent.host import Folders, FoundProcess, FoundUnit, Journal, ReleaseZero
@@ -57,12 +57,15 @@ class Transaction:
         self.evidence = folders.evidence(self.request.swap)
         self.events = Events(self.evidence / "events.jsonl")
         self.steps: List[StepResult] = []
+        self.started = 0.0  # when a server was started, epoch seconds
         self.plan: Plan  # of the candidate; read by the preflight
+        self.found: Occupants  # what is to be stopped; nothing that comes later is
 
     # The way forward.
 
     def forward(self) -> Report:
         if self._serves_already():
+            units.enable(self.folders.unit)
             return self._close("unchanged", serving=self.request.release)
         try:
             self._step("preflight", self._preflight)
@@ -111,7 +114,9 @@ class Transaction:
         if faults:
             todo = "correct these and run the same command again"
             raise Failed(Cause("; ".join(faults), where, todo, "preflight"))
-        return Seen(f"{len(found.all)} server(s) to replace")
+        overrides = units.status(self.plan.unit).overrides
+        changed = f"; the unit is changed by {', '.join(overrides)}" if overrides else ""
+        return Seen(f"{len(found.all)} server(s) to replace{changed}")
 
     def _found(self) -> Occupants:
         try:
@@ -136,7 +141,10 @@ class Transaction:
 
     def _note_found(self) -> None:
         """Before anything stops, write down all that is needed to bring it back."""
-        found = self._found()
+        self.found = found = self._found()
+        newcomers = preflight.strays(self.request, found)
+        if newcomers:
+            raise Failed(Cause("; ".join(newcomers), "ps", "run the same command again", "preflight"))
         zero = ReleaseZero(
             units=tuple(FoundUnit(name, units.status(name).enabled) for name in sorted(found.units)),
             processes=tuple(_capture(process) for process in found.strays if process.is_launcher),
@@ -146,7 +154,10 @@ class Transaction:
         self.journal = dataclasses.replace(self.journal, touched=True, zero=zero, previous=previous)
 
     def _stop(self) -> Seen:
-        found = self._found()
+        found = self.found
+        table = processes.table()
+        known = [process.pid for process in found.strays if processes.alive(process)]
+        tree = [table[pid] for pid in processes.descendants(table, known) if pid in table]
         timeout = self.plan.timeouts.stop
         ended = []
         try:
@@ -159,9 +170,7 @@ class Transaction:
                 ended.append(name)
         except units.UnitError as error:
             raise Failed(Cause(str(error), f"systemctl status {self.plan.unit}", "see what keeps it", "stop")) from None
-        table = processes.table()
-        tree = processes.descendants(table, [process.pid for process in found.strays])
-        left = processes.end([table[pid] for pid in tree if pid in table], self.plan.timeouts.stop)
+        left = processes.end(tree, timeout)
         if left:
             what = "; ".join(map(processes.describe, left))
             raise Failed(Cause(f"would not end: {what}", "/proc/PID/stack", "reboot the host", "stop"))
@@ -191,10 +200,11 @@ class Transaction:
     def _start(self, plan: Plan) -> Seen:
         self.started = time.time()
         try:
-            units.quarantine(plan.unit, _allowed(plan))
+            units.quarantine(plan.unit, network.own_addresses())
             units.start(plan.unit, timeout=plan.timeouts.clean + 60)
         except units.UnitError as error:
-            raise server.unit_failure(plan, units.status(plan.unit), str(error)) from None
+            failure = server.unit_failure(plan, units.status(plan.unit), str(error))
+            raise Failed(dataclasses.replace(failure.cause, blame="host")) from None  # it never came to run
         return Seen(f"main pid {units.status(plan.unit).main_pid}")
 
     def _ready(self) -> Seen:
@@ -265,26 +275,38 @@ class Transaction:
         serves = units.status(self.folders.unit).running  # after a boot it may still be starting
         return self._close("refused", serving=self.journal.previous if serves else None, cause=cause)
 
-    def _back(self, cause: Cause, stop: bool = True) -> Report:
-        """Bring back what served before. stop: whether what runs in the unit is the candidate."""
+    def _back(self, cause: Cause, stop: bool = True, rebooted: bool = False) -> Report:
+        """Bring back what served before. stop: whether what runs in the unit may be the candidate.
+
+        rebooted: systemd is starting what is enabled, behind the guard; there is nothing of before to be cleaned.
+        """
         previous = self.journal.previous
         try:
             if stop:
                 self._step("stop", self._stop_candidate, back=True)
             if previous is None:
-                return self._back_to_zero(cause)
+                return self._back_to_zero(cause, rebooted)
             plan = host.read_plan(self.folders, previous)
             if stop or not units.status(plan.unit).running:
-                self._step("clean", lambda: self._clean(plan), back=True)
-                self._step("start", lambda: self._start(plan), back=True)
+                if not rebooted:
+                    self._step("clean", lambda: self._clean(plan), back=True)
+                self._step("start", lambda: self._restart(plan), back=True)
             return self._verify_back(plan, cause)
         except (Failed, OSError, ValueError, units.UnitError) as error:
             return self._down(cause, f"rolling back to {previous or 'what served before'} failed: {error}")
 
+    def _restart(self, plan: Plan) -> Seen:
+        """Start the known-good from its own unit, whatever has become of the one in /etc."""
+        text = (self.folders.release(plan.release) / plan.unit).read_text(encoding="utf-8")
+        if files.read(self.folders.committed_unit) != text:
+            files.write(self.folders.committed_unit, text)
+            units.reload()
+        return self._start(plan)
+
     def _verify_back(self, plan: Plan, cause: Cause) -> Report:
         old = self._client(plan)
-        begun = getattr(self, "started", 0.0)
-        self._step("ready", lambda: Seen(server.wait_ready(plan, old, begun, self._tell("< ready"))), back=True)
+        tell = self._tell("< ready")
+        self._step("ready", lambda: Seen(server.wait_ready(plan, old, self.started, tell)), back=True)
         # From here on the known-good answers: whatever our checks say, it is not stopped again.
         try:
             self._step("smoke", lambda: Seen(server.smoke(plan, old)), back=True)
@@ -303,13 +325,15 @@ class Transaction:
     def _open_known_good(self, plan: Plan) -> Seen:
         units.lift_quarantine(plan.unit)
         units.drop_candidate(self.folders.candidate_unit, self.folders.candidate_settings)
-        return Seen("reachable from outside")
+        # What ran beside it gave way to the candidate, and comes back too.
+        beside = self._start_zero(self.journal.zero).detail if self.journal.zero else ""
+        return Seen("reachable from outside" + (f"; {beside} started again" if beside else ""))
 
-    def _back_to_zero(self, cause: Cause) -> Report:
+    def _back_to_zero(self, cause: Cause, rebooted: bool) -> Report:
         zero = self.journal.zero
         if not zero:
             return self._down(cause, "nothing served before, so there is nothing to go back to")
-        if not self._zero_runs(zero):
+        if not rebooted and not self._zero_runs(zero):
             self._step("clean", lambda: self._clean(self.plan), back=True)
         names = self._step("start", lambda: self._start_zero(zero), back=True).detail
         self._step("ready", self._zero_ready, back=True)
@@ -338,19 +362,19 @@ class Transaction:
         """Wait for `/health` of every server that we brought back; it generates a token and needs no key."""
         until = time.monotonic() + self.plan.timeouts.ready
         while True:
-            heads = [p for p in self._found().all if p.is_launcher]
-            ports = {p.port for p in heads if p.port}
-            if ports and all(Client(f"http://127.0.0.1:{port}", "").status("/health", 30) == 200 for port in ports):
-                return Seen(f"/health of port {', '.join(map(str, sorted(ports)))}")
+            heads = [process for process in self._found().all if process.is_launcher]
+            if len(heads) >= len(self._zero_names(self.journal.zero)) and all(map(_is_healthy, heads)):
+                return Seen(f"/health of {len(heads)} server(s)")
             if time.monotonic() > until:
                 what = f"no healthy server within {self.plan.timeouts.ready:g} s"
                 raise Failed(Cause(what, "systemctl status", "start it by hand", "release-zero"))
             time.sleep(0.5)
 
     def _down(self, cause: Cause, detail: str) -> Report:
-        # Whatever still comes up must not stay shut off from its users.
+        # A known-good that still comes up must not stay shut off from its users; a candidate must.
         with contextlib.suppress(units.UnitError):
-            units.lift_quarantine(self.folders.unit)
+            if not self.folders.candidate_unit.exists():
+                units.lift_quarantine(self.folders.unit)
         return self._close("down", serving=None, cause=cause, detail=detail)
 
     # The end of a story that died in the middle.
@@ -363,13 +387,14 @@ class Transaction:
         rebooted = self.journal.boot != host.boot_id()
         death = "the host rebooted" if rebooted else "the agent died"
         cause = Cause(f"{death} during the step {self.journal.step}", str(self.evidence), "run the same command again")
-        self.events.emit(self.journal.step, "note", f"{cause.what}: finishing its story")
+        self._say(self.journal.step, "note", f"{cause.what}: finishing its story")
         try:
             self.plan = host.read_plan(self.folders, self.request.release)
         except (OSError, ValueError) as error:
-            if not self.journal.touched:
-                return self._refuse(cause)
-            return self._down(cause, f"the plan of {self.request.release} cannot be read: {error}")
+            if self.journal.touched and self.journal.previous is None:
+                return self._down(cause, f"the plan of {self.request.release} cannot be read: {error}")
+            if self.journal.touched:  # to stop the candidate, the known-good's plan will do
+                self.plan = host.read_plan(self.folders, str(self.journal.previous))
         if not self.journal.touched:
             return self._refuse(cause)
         if self.journal.step == "commit" and not self.journal.back and self._is_past_commit_point():
@@ -382,7 +407,7 @@ class Transaction:
             cause = decode(Cause, self.journal.cause)
         else:
             self.journal = dataclasses.replace(self.journal, back=True, cause=encode(cause))
-        return self._back(cause, stop=candidate_may_run)
+        return self._back(cause, stop=candidate_may_run, rebooted=rebooted)
 
     def _is_past_commit_point(self) -> bool:
         text = files.read(self.folders.release(self.request.release) / self.plan.unit)
@@ -401,21 +426,37 @@ class Transaction:
     def _step(self, name: str, step: Step, back: bool = False) -> Seen:
         """Write down what comes, do it, and record how long it took and what it saw. Raises Failed."""
         self.journal = dataclasses.replace(self.journal, step=name)
-        host.write_journal(self.folders, self.journal)
+        try:
+            host.write_journal(self.folders, self.journal)
+        except OSError as error:
+            if not back:  # the way back is gone without a journal too; it can be gone again
+                raise Failed(
+                    Cause(f"cannot write the journal: {error}", str(self.folders.state), "free the disk")
+                ) from None
         shown = f"< {name}" if back else name
-        self.events.emit(shown, "begin")
+        self._say(shown, "begin")
         start = time.monotonic()
         try:
             seen = self._guarded(name, step)
         except Failed as failure:
             seconds = round(time.monotonic() - start, 2)
-            self.steps.append(StepResult(shown, seconds, ok=False, detail=failure.cause.what))
-            self.events.emit(shown, "failed", failure.cause.what, seconds)
-            raise
+            what = self._redact(failure.cause.what)
+            self.steps.append(StepResult(shown, seconds, ok=False, detail=what))
+            self._say(shown, "failed", what, seconds)
+            raise Failed(dataclasses.replace(failure.cause, what=what)) from failure
         seconds = round(time.monotonic() - start, 2)
         self.steps.append(StepResult(shown, seconds, ok=True, detail=seen.detail, numbers=seen.numbers))
-        self.events.emit(shown, "end", seen.detail, seconds)
+        self._say(shown, "end", seen.detail, seconds)
         return seen
+
+    def _say(self, step: str, kind: str, text: str = "", seconds: Optional[float] = None) -> None:
+        self.events.emit(step, kind, self._redact(text), seconds)
+
+    def _redact(self, text: str) -> str:
+        """Log lines are quoted in causes and progress, and a server may have logged its key."""
+        releases = [self.request.release, self.journal.previous]
+        values = [value for name in releases if name for value in self._secrets(name).values()]
+        return server.redact([text], values)[0]
 
     @staticmethod
     def _guarded(name: str, step: Step) -> Seen:
@@ -443,10 +484,11 @@ class Transaction:
             evidence=str(self.evidence),
             steps=tuple(self.steps),
         )
-        files.write(self.evidence / "report.json", encode(report))
+        with contextlib.suppress(OSError):  # the history holds it too
+            files.write(self.evidence / "report.json", encode(report))
         files.append(self.folders.history, encode(report))
         files.remove(self.folders.journal)
-        self.events.emit("result", "result", verdict(report))
+        self._say("result", "result", verdict(report))
         return report
 
     def _client(self, plan: Plan) -> Client:
@@ -468,7 +510,7 @@ class Transaction:
         return cause
 
     def _tell(self, step: str) -> Callable[[str], None]:
-        return lambda text: self.events.emit(step, "progress", text)
+        return lambda text: self._say(step, "progress", text)
 
 
 def verdict(report: Report) -> str:
@@ -490,15 +532,20 @@ def verdict(report: Report) -> str:
     return f"DOWN after {seconds:.1f} s: {report.detail}; cause: {why}; {tail}"
 
 
-def _allowed(plan: Plan) -> Sequence[str]:
-    address = client.probe_address(plan)
-    return ["localhost"] if address in ("127.0.0.1", "::1", "localhost") else ["localhost", address]
+def _is_healthy(process: processes.Process) -> bool:
+    port = process.port
+    if port is None:
+        return False
+    urls = [
+        f"http://127.0.0.1:{port}",
+        *(client.url(address, port) for address in network.own_addresses() if "/" not in address),
+    ]
+    return any(Client(url, "").status("/health", 30) == 200 for url in urls)
 
 
 def _capture(process: processes.Process) -> FoundProcess:
-    uid = process.uid
-    folder = processes.working_folder(process.pid)
-    return FoundProcess(process.argv, processes.environment(process.pid), folder, uid, processes.group(process.pid))
+    folder, group = processes.working_folder(process.pid), processes.group(process.pid)
+    return FoundProcess(process.argv, processes.environment(process.pid), folder, process.uid, group)
 
 
 def _start_process(folders: Folders, number: int, process: FoundProcess) -> None:

@@ -6,11 +6,14 @@ import contextlib
 import re
 import shutil
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Optional, Sequence
+from typing import List, Optional, Sequence, Tuple
 
 from kernelswap.agent import files
+
+OURS = "/run/systemd/system.control/"  # outranks /etc, and a reboot empties it
 
 
 class UnitError(Exception):
@@ -19,7 +22,10 @@ class UnitError(Exception):
 
 @dataclass(frozen=True)
 class UnitStatus:
-    """A unit as systemd sees it. active: active, activating, inactive, failed, ...; since: epoch seconds."""
+    """A unit as systemd sees it. active: active, activating, inactive, failed, ...; since: epoch seconds.
+
+    overrides: drop-in files of other people that change the unit.
+    """
 
     active: str
     sub: str
@@ -29,6 +35,7 @@ class UnitStatus:
     invocation: str
     result: str
     since: Optional[float]
+    overrides: Tuple[str, ...] = ()
 
     @property
     def running(self) -> bool:
@@ -36,15 +43,16 @@ class UnitStatus:
 
 
 _PROPERTIES = (
-    "ActiveState,SubState,MainPID,FragmentPath,UnitFileState,InvocationID,Result,ActiveEnterTimestamp,"
-    "InactiveEnterTimestamp"
+    "ActiveState,SubState,MainPID,FragmentPath,UnitFileState,InvocationID,Result,DropInPaths,"
+    "ActiveEnterTimestampMonotonic,InactiveEnterTimestampMonotonic"
 )
 
 
 def status(unit: str) -> UnitStatus:
-    text = _systemctl("show", "--timestamp=unix", f"--property={_PROPERTIES}", "--", unit)
+    text = _systemctl("show", f"--property={_PROPERTIES}", "--", unit)
     values = dict(line.partition("=")[::2] for line in text.splitlines())
-    since = values["ActiveEnterTimestamp"] if values["ActiveState"] == "active" else values["InactiveEnterTimestamp"]
+    entered = "Active" if values["ActiveState"] == "active" else "Inactive"
+    since = int(values[f"{entered}EnterTimestampMonotonic"] or 0)  # microseconds since the boot; 0: never
     return UnitStatus(
         active=values["ActiveState"],
         sub=values["SubState"],
@@ -53,7 +61,8 @@ def status(unit: str) -> UnitStatus:
         enabled=values["UnitFileState"] == "enabled",
         invocation=values["InvocationID"],
         result=values["Result"],
-        since=float(since.lstrip("@")) if since.startswith("@") else None,
+        since=time.time() - time.monotonic() + since / 1e6 if since else None,
+        overrides=tuple(path for path in values["DropInPaths"].split() if OURS not in path),
     )
 
 
@@ -95,14 +104,14 @@ def disable(unit: str) -> None:
 
 def mask_until_reboot(unit: str) -> None:
     """Keep a unit from starting, wherever its file lies: this folder outranks /etc and is empty after a reboot."""
-    folder = Path("/run/systemd/system.control")
+    folder = Path(OURS)
     folder.mkdir(parents=True, exist_ok=True)
     files.link(folder / unit, "/dev/null")
     reload()
 
 
 def unmask(unit: str) -> None:
-    path = Path("/run/systemd/system.control") / unit
+    path = Path(OURS) / unit
     if path.is_symlink():
         path.unlink()
         reload()
@@ -110,7 +119,8 @@ def unmask(unit: str) -> None:
 
 def activate_candidate(unit_file: Path, settings: Path, text: str) -> None:
     """Put a candidate's unit where a reboot forgets it, never restarted by systemd."""
-    files.write(settings / "candidate.conf", "[Service]\nRestart=no\n")
+    # Named to come last, after whatever an administrator laid over the unit.
+    files.write(settings / "zz-candidate.conf", "[Service]\nRestart=no\n")
     files.write(unit_file, text)
     reload()
 
@@ -124,7 +134,8 @@ def drop_candidate(unit_file: Path, settings: Path) -> None:
 
 def quarantine(unit: str, allowed: Sequence[str]) -> None:
     """Let only these addresses reach the unit, from now on and without a restart."""
-    _systemctl("set-property", "--runtime", "--", unit, f"IPAddressAllow={' '.join(allowed)}", "IPAddressDeny=any")
+    settings = ["IPAddressAllow=", f"IPAddressAllow={' '.join(allowed)}", "IPAddressDeny=any"]
+    _systemctl("set-property", "--runtime", "--", unit, *settings)
 
 
 def lift_quarantine(unit: str) -> None:
@@ -137,7 +148,10 @@ def log(invocation: str, lines: Optional[int] = None) -> List[str]:
         return []
     command = ["journalctl", "--output=cat", "--no-pager", "--quiet", f"--lines={lines if lines else 'all'}"]
     command += [f"_SYSTEMD_INVOCATION_ID={invocation}", "+", f"INVOCATION_ID={invocation}"]
-    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    except subprocess.TimeoutExpired:
+        return []  # a log tells why; it decides nothing
     return done.stdout.decode("utf-8", "replace").splitlines()
 
 

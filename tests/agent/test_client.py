@@ -23,7 +23,13 @@ def test_count_requests() -> None:
     assert count_requests("python_gc_objects_collected_total 1\n") is None
 
 
-ANSWERS = {"/ok": (200, b'{"a": 1}'), "/text": (200, b"garbage"), "/list": (200, b"[]"), "/busy": (503, b"busy")}
+ANSWERS = {
+    "/ok": (200, b'{"a": 1}'),
+    "/text": (200, b"garbage"),
+    "/list": (200, b"[]"),
+    "/busy": (503, b"busy"),
+    "/elsewhere": (302, b""),
+}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -32,6 +38,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.headers.get("Authorization") == "Bearer wrong":
             status = 401
         self.send_response(status)
+        if status == 302:
+            self.send_header("Location", "/ok")
         self.end_headers()
         self.wfile.write(body)
 
@@ -58,7 +66,16 @@ def test_answers_and_failures(base: str, monkeypatch: pytest.MonkeyPatch) -> Non
     for path, text in (("/text", "no JSON"), ("/list", "no JSON object"), ("/busy", "HTTP 503"), ("/none", "HTTP 404")):
         with pytest.raises(Unanswered, match=text):
             client.post(path, {}, 5)
-    assert Client(base, "tiny", "wrong").status("/ok") == 401
+    with pytest.raises(Unanswered, match="HTTP 302"):
+        client.post("/elsewhere", {}, 5)
+
+
+def test_the_key_goes_only_where_one_is_needed(base: str) -> None:
+    """A GET asks for health of whoever listens, which may be a stranger."""
+    client = Client(base, "tiny", "wrong")
+    assert client.status("/ok") == 200
+    with pytest.raises(Unanswered, match="HTTP 401"):
+        client.post("/ok", {}, 5)
 
 
 def test_nobody_listens(unused_port: int) -> None:

@@ -22,7 +22,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path: Path) -> None:
     path = tmp_path / "unit"
     files.write(path, "old")
     with pytest.raises(UnicodeEncodeError):
-        files.write(path, "new \udcff")
+        files.write(path, "new \ud800")
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["unit"]
 

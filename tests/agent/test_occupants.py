@@ -80,3 +80,9 @@ def test_foreign_holders_are_named() -> None:
     assert len(lines) == 2
     assert "pid 40" in lines[0]
     assert lines[1] == "GPU 0 is held by pid 99, not visible here"
+
+
+def test_a_transient_unit_owns_no_server() -> None:
+    """Its file is gone with its end, so it could not be started again; main_pids leaves it out."""
+    rows = table(row(40, *LAUNCH, "30000", unit="run-u12.service"))
+    assert sort(rows, main_pids={}) == ([], {}, [40])
