@@ -70,9 +70,9 @@ ALIASES = {
 }
 
 
-def words(flags: Mapping[str, FlagValue]) -> tuple[str, ...]:
-    """The flags as words of a command line, sorted by name: the same set of flags is the same server."""
-    return tuple(word for name in sorted(flags) for word in spell(name, flags[name]))
+def groups(flags: Mapping[str, FlagValue]) -> Iterator[tuple[str, ...]]:
+    """The words of each flag that is given, sorted by name: the same set of flags is the same server."""
+    yield from filter(None, (spell(name, flags[name]) for name in sorted(flags)))
 
 
 def spell(name: str, value: FlagValue) -> tuple[str, ...]:

@@ -161,9 +161,9 @@ class StepResult:
 class Report:
     """How a swap ended; also one line of the history.
 
-    outcome: `committed`; `rolled-back` (and what serves now passed its checks); `down` (loudly: read `detail`);
-    `refused` (nothing was touched); `unchanged` (it served already). previous: what served before; serving: the release
-    that answers now, if any.
+    outcome: `committed`; `rolled-back` (what served before answers again, see docs/reference.md); `down` (loudly: read
+    `detail`); `refused` (nothing was touched); `unchanged` (it served already). previous: what served before; serving:
+    the release that answers now, if any.
     """
 
     request: Request

@@ -202,9 +202,7 @@ def _command(spec: ServerSpec) -> Iterator[Sequence[str]]:
     yield spelling.spell("served-model-name", spec.served_name)
     yield spelling.spell("host", spec.host)
     yield spelling.spell("port", spec.port)
-    for name in sorted(spec.flags):
-        if group := spelling.spell(name, spec.flags[name]):
-            yield group
+    yield from spelling.groups(spec.flags)
 
 
 def _environment(spec: ServerSpec, release: str) -> dict[str, str]:
