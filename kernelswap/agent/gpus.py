@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import select
 import signal
@@ -24,6 +25,8 @@ def read(deadline: float = 60.0) -> Tuple[Gpu, ...]:
 
     A wedged driver can block a query for ever, so a child asks, and is abandoned after `deadline` seconds.
     """
+    # Only where it is needed, since out of a zipapp it costs 0.15 s; and here, so that the child need not do it again.
+    importlib.import_module("pynvml")
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -77,7 +80,7 @@ def _read_until(pipe: int, deadline: float) -> Optional[bytes]:
 
 
 def _query() -> Tuple[Gpu, ...]:
-    import pynvml  # only where it is needed: out of a zipapp its import costs 0.15 s
+    import pynvml
 
     pynvml.nvmlInit()
     try:
