@@ -2,7 +2,7 @@
 
 gpu = (
     [
-        # Whatever differs on one host goes next to its name.
+        # What differs on one host goes into its instance: ("gpu-01...", {"instances": {"main": {"port": 30001}}}).
         ("gpu-01.example.net", {}),
         ("gpu-02.example.net", {}),
         # Two servers on one host:

@@ -132,7 +132,9 @@ def _wanted(inventory: Inventory, library: Path, profile: str | None) -> dict[st
             continue
         try:
             specs = host_specs(models_and_profiles, _data(host), f"host {host.name}", profile)
-            servers[host.name] = tuple(Wanted(spec, resolve_secrets(spec, os.environ)) for spec in specs)
+            servers[host.name] = tuple(
+                Wanted(spec, resolve_secrets(spec, os.environ, f"host {host.name}: ")) for spec in specs
+            )
         except ConfigError as error:
             faults += error.faults
     if faults:

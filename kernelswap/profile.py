@@ -359,6 +359,8 @@ def _findings(settings: Mapping[str, Any]) -> Iterator[spelling.Finding]:
             yield ("secrets", str(name)), "is not a flag's name", "write it as SGLang's flag, e.g. api-key"
         elif name in spelling.OWNED and name not in spelling.SECRETS:
             yield ("secrets", name), f"Kernelswap sets --{name} itself", spelling.OWNED[name]
+        elif name not in spelling.SECRETS:
+            yield ("secrets", name), "is no secret of SGLang's", f"use one of: {', '.join(spelling.SECRETS)}"
         if isinstance(secret, dict) and (secret.get("env") is None) == (secret.get("file") is None):
             yield ("secrets", str(name)), "needs one source", "write {env: NAME} or {file: PATH}"
         if isinstance(flags, dict) and flags.get(name) not in (None, False):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 OPTIONS = {
@@ -59,10 +60,14 @@ def _as_data(callback: Callable[..., Any]) -> Callable[..., Any]:
 
     def wrapped(*args: Any, data: tuple[str, ...] = (), **kwargs: Any) -> Any:
         asked = {name: kwargs.pop(name, None) for name in OPTIONS}
-        if asked["profile"] and asked["rollback"]:
+        if asked["profile"] is not None and asked["rollback"]:
             raise click.UsageError("--profile and --rollback are two goals; give one")
+        inventory = str(kwargs.get("inventory") or "")
+        if inventory.endswith(".py") and not Path(inventory).is_file():
+            # pyinfra takes it for a host's name, finds none, does nothing and ends well.
+            raise click.UsageError(f"{inventory}: no such inventory file; correct its path")
         # As JSON, because pyinfra reads the values of --data as JSON where it can: a profile may be named 8.
-        ours = tuple(f"{name}={json.dumps(value)}" for name, value in asked.items() if value)
+        ours = tuple(f"{name}={json.dumps(value)}" for name, value in asked.items() if value not in (None, False))
         return callback(*args, data=(*data, *ours), **kwargs)
 
     return wrapped

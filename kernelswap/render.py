@@ -63,12 +63,15 @@ def release_folder(instance: str, release: str) -> str:
     return f"{CONFIG_ROOT}/{instance}/releases/{release}"
 
 
-def resolve_secrets(spec: ServerSpec, environ: Mapping[str, str]) -> dict[str, str]:
-    """The values of the spec's secrets, by flag name, read on the controller. Raises ConfigError for missing ones."""
+def resolve_secrets(spec: ServerSpec, environ: Mapping[str, str], place: str = "") -> dict[str, str]:
+    """The values of the spec's secrets, by flag name, read on the controller. Raises ConfigError for missing ones.
+
+    place: whose they are, for faults, e.g. `host gpu1: `.
+    """
     values: dict[str, str] = {}
     faults: list[Fault] = []
     for name, source in spec.secrets.items():
-        where = f"instance {spec.instance}: secrets/{name}"
+        where = f"{place}instance {spec.instance}: secrets/{name}"
         if source.env is not None:
             value = environ.get(source.env)
             if value is None:

@@ -101,7 +101,7 @@ def host_specs(
 
     profile: asked for on the command line; it then replaces the profile of every instance.
     """
-    faults: list[Fault] = []
+    faults = list(_misplaced(data, where))
     specs: list[ServerSpec] = []
     for name, choice, prefix in _instances(data, where, faults):
         chosen = {"model": choice.get("model") or data.get("model")}
@@ -120,6 +120,23 @@ def host_specs(
     if faults:
         raise ConfigError(faults)
     return tuple(specs)
+
+
+# A server's keys that no inventory has for another purpose; `user`, `host` and `path` may be the owner's own.
+_SERVER_KEYS = {"flags", "environment", "engine", "expose", "verify", "timeouts", "secrets", "gpus", "port"} | {
+    "served-name", "memory-margin", "disk-free"
+}  # fmt: skip
+
+
+def _misplaced(data: Mapping[str, Any], where: str) -> Iterator[Fault]:
+    """Keys next to a host that would be ignored."""
+    for key in data:
+        if key in _SERVER_KEYS:
+            todo = f'write "instances": {{"{DEFAULT_INSTANCE}": {{"{key}": ...}}}}'
+            yield Fault(f"{where}: {key}", "belongs to an instance", todo)
+        elif key in ("models", "profiles", "instance"):
+            known = {"models": "model", "profiles": "profile", "instance": "instances"}
+            yield Fault(f"{where}: {key}", "is not a key of a host", f"did you mean `{known[key]}`?")
 
 
 def _instances(

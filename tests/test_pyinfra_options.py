@@ -40,14 +40,29 @@ def command() -> tuple[click.Command, list[dict[str, Any]]]:
 )
 def test_each_option_becomes_data(words: list[str], data: tuple[str, ...]) -> None:
     cli, calls = command()
-    result = CliRunner().invoke(cli, ["hosts.py", *words])
+    result = CliRunner().invoke(cli, [__file__, *words])
     assert result.exit_code == 0, result.output
-    assert calls == [{"inventory": "hosts.py", "data": data}]
+    assert calls == [{"inventory": __file__, "data": data}]
+
+
+def test_an_inventory_that_is_not_there_is_no_success() -> None:
+    cli, calls = command()
+    result = CliRunner().invoke(cli, ["inventory/nope.py", "--profile", "a"])
+    assert result.exit_code == 2
+    assert "inventory/nope.py: no such inventory file" in result.output
+    assert not calls
+
+
+def test_an_empty_profile_is_not_none() -> None:
+    """As from an unset variable: to go to the declared profile instead would do what nobody asked for."""
+    cli, calls = command()
+    assert CliRunner().invoke(cli, [__file__, "--profile", ""]).exit_code == 0
+    assert calls[0]["data"] == ('profile=""',)
 
 
 def test_two_goals_are_refused() -> None:
     cli, calls = command()
-    result = CliRunner().invoke(cli, ["hosts.py", "--profile", "a", "--rollback"])
+    result = CliRunner().invoke(cli, [__file__, "--profile", "a", "--rollback"])
     assert result.exit_code == 2
     assert "give one" in result.output
     assert not calls

@@ -168,3 +168,13 @@ def test_trtllm_over_tiny_keeps_what_the_cpu_needs() -> None:
         "torch_native",
         "pytorch",
     )
+
+
+def test_keys_next_to_a_host_that_would_be_ignored_are_faults(library: Library) -> None:
+    data = {"model": "m", "profile": "p", "port": 30001, "instance": {}, "ssh_user": "ops", "user": "me"}
+    with pytest.raises(ConfigError) as caught:
+        host_specs(library, data, "inventory/gpu.py: h1")
+    texts = [str(fault) for fault in caught.value.faults]
+    assert any("inventory/gpu.py: h1: port: belongs to an instance" in text for text in texts)
+    assert any("instance: is not a key of a host; did you mean `instances`?" in text for text in texts)
+    assert not any("user" in text for text in texts)

@@ -142,7 +142,7 @@ def test_the_main_job(lab: Lab, hosts: list[Host]) -> None:
     assert status.code == 0
     assert good in status.output
     history = kernelswap(lab, "history", "gpu1", "--inventory", "inventory/lab.py")
-    for words in ("faster", "rolled-back", "committed", "output tok/s", "flashinfer"):
+    for words in ("faster", "rolled-back", "committed", "output_tok_s", "flashinfer"):
         assert words in history.output
 
 
@@ -169,7 +169,7 @@ def test_an_api_key_is_seen_nowhere(lab: Lab, hosts: list[Host], tmp_path: Path)
     (tmp_path / "inventory/lab.py").write_text(text.replace('"profile": "torch-native"', keyed))
     environment = {**lab.environment, "LAB_KEY": SECRET, "PYTHONUNBUFFERED": "1"}
     # Brackets keep the search from finding its own command line.
-    search = f"grep -ao -e '{SECRET[:-1]}[{SECRET[-1]}]' -e 'PASSWOR[D]=[^ ]*'"
+    search = f"grep -ao -e '{SECRET[:-1]}[{SECRET[-1]}]' -e 'PYINFRA_SUDO_PASSWOR[D]=[^ ]*'"
     look = f"cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | {search}"
     host.write("/root/watch.sh", f"while sleep 0.05; do {look}; done")
     host.run("systemd-run --unit=watch --property=StandardOutput=file:/root/watched sh /root/watch.sh")

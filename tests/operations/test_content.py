@@ -22,7 +22,11 @@ def run(command: StringCommand) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("content", [Hidden("s3cret: 'ü'\n"), b"\x00\xff binary", b"", b"x" * 200_000])
+@pytest.mark.parametrize(
+    "content",
+    [Hidden("s3cret: 'ü'\n"), b"\x00\xff binary", b"", b"x" * 200_000],
+    ids=["secret", "binary", "empty", "long"],
+)
 @pytest.mark.parametrize("name", ["plain", "it's a $HOME `name`"])
 def test_it_writes_exactly_the_content(tmp_path: Path, content: Hidden | bytes, name: str) -> None:
     path = tmp_path / name

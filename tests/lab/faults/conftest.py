@@ -26,8 +26,9 @@ def booted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     lab = Lab(ROOT / ".lab-tests" / "keep-faults" if keep else folder / "lab")
     lab.folder.parent.mkdir(exist_ok=True)
     try:
-        os.environ["KERNELSWAP_LAB_DISK"] = DISK
-        lab.up(HOSTS)
+        with pytest.MonkeyPatch.context() as patch:  # other labs of this process have disks of the usual size
+            patch.setenv("KERNELSWAP_LAB_DISK", DISK)
+            lab.up(HOSTS)
         (folder / "ops").mkdir()
         fleet = Fleet(lab, folder / "ops")
         fleet.prepare()
