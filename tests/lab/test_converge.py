@@ -201,3 +201,41 @@ def test_a_secret_shows_nowhere(project: Project, host: Host) -> None:
     assert "opensesame" not in changed
     # What SGLang itself logs at its start is the business of logging.json, which the stand-in does not read.
     assert "opensesame" not in host.output("journalctl -b -u 'kernelswap-*'; grep -r . /var/lib/kernelswap")
+
+
+# What only mentions sglang, started by others.
+SLEEP = "import time; time.sleep(900)"
+BYSTANDERS = {
+    "a log watched": "touch /tmp/sglang.log; tail -f /tmp/sglang.log",
+    "an editor": f"exec -a vim python3 -c '{SLEEP}' sglang.md",
+    "another user's python": f"exec runuser -u nobody -- python3 -c '{SLEEP}' -m sglang.launch_server --port 30000",
+}
+
+
+def test_an_adopted_server_comes_back_as_it_was_and_bystanders_live_on(project: Project, host: Host) -> None:
+    words = "/usr/bin/python3 -m sglang.launch_server --model-path /srv/models/tiny --port 30000"
+    settings = "PYTHONPATH=/opt/standin NOTE='a \"b\" $c'"
+    host.run(f"cd /var/tmp; {settings} nohup {words} >/tmp/sglang.log 2>&1 </dev/null & sleep 2", user="ops")
+    for number, command in enumerate(BYSTANDERS.values()):
+        host.write(f"/root/{number}.sh", command)
+        host.run(f"nohup bash /root/{number}.sh >/dev/null 2>&1 </dev/null & sleep 0.5")
+    bystanders = host.output("pgrep -f '^tail -f /tmp/sglang.log|^vim |^python3 -c import time|^runuser'").split()
+    assert len(bystanders) == 4
+    session = subprocess.Popen([*host.ssh("ops"), "sleep 900; echo sglang"], stdin=subprocess.DEVNULL)
+
+    crash = project.deploy("--adopt", "--profile", "crash", "-y")
+    assert crash.code == 1
+    assert "serves again" in crash
+    assert host.output("curl -s -f http://127.0.0.1:30000/health && echo ok") == "ok"
+    pid = host.output("pgrep -o -u ops -f '^/usr/bin/python3 -m sglang.launch_server'")
+    assert host.output(f"tr '\\0' ' ' </proc/{pid}/cmdline").strip() == words
+    assert host.output(f"readlink /proc/{pid}/cwd") == "/var/tmp"
+    assert 'NOTE=a "b" $c' in host.output(f"tr '\\0' '\\n' </proc/{pid}/environ").splitlines()
+
+    assert project.deploy("--adopt", "-y").code == 0
+    assert release(host).startswith("plain-")
+    assert host.output(f"test -d /proc/{pid} || echo gone") == "gone"
+    assert host.output(f"for pid in {' '.join(bystanders)}; do test -d /proc/$pid || echo $pid; done") == ""
+    assert session.poll() is None
+    session.kill()
+    session.wait()
