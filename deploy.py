@@ -18,11 +18,11 @@ from roles.server import stage_release
 plan = plan_host(host, library=Path("inventory"), templates=Path("templates"))
 
 if plan.setup:
-    prepare_host(plan.setup)
+    prepare_host(plan.setup, **plan.root)
 
 for step in host.loop(plan.steps):
-    stage_release(step)
+    stage_release(step, **plan.root)
 
 for step in host.loop(plan.steps):
     if step.request:
-        swap(name="Swap", request=step.request)
+        swap(name="Swap", request=step.request, **plan.root)

@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from pyinfra.api.exceptions import DeployError
 from pyinfra.api.host import Host
 from pyinfra.api.inventory import Inventory
 
-from kernelswap import bundle, decide
+from kernelswap import bundle, decide, root
 from kernelswap.decide import Attach, Decision, Refused, Swap, Unchanged
 from kernelswap.errors import ConfigError, Fault, KernelswapError
 from kernelswap.facts import host_state
@@ -59,10 +59,14 @@ class Step:
 
 @dataclass(frozen=True)
 class HostPlan:
-    """Everything a deploy does on one host. Empty where nothing is to be done or the host was refused."""
+    """Everything a deploy does on one host. Empty where nothing is to be done or the host was refused.
+
+    root: arguments for all of it, see root.py.
+    """
 
     setup: Setup = Setup()
     steps: tuple[Step, ...] = ()
+    root: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,7 @@ def plan_host(host: Host, library: Path, templates: Path) -> HostPlan:
     return HostPlan(
         _setup(instances, users, state, key, recover_unit),
         tuple(_step(goal, decision, releases.get(decision.instance)) for decision in decisions),
+        root.arguments(host),
     )
 
 

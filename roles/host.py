@@ -3,11 +3,9 @@
 Nothing here touches a running server, and only what the fact reported missing is done.
 """
 
-from io import StringIO
-
 from pyinfra import host
 from pyinfra.api import deploy
-from pyinfra.operations import files, server, systemd
+from pyinfra.operations import server, systemd
 
 from kernelswap.operations.content import place
 from kernelswap.planning import RECOVER_UNIT, Setup
@@ -33,12 +31,8 @@ def prepare_host(setup: Setup) -> None:
     if setup.agent:
         place(name="Install the agent", path=AGENT_PATH, content=setup.agent, mode="755")
     if setup.recover_unit:
-        files.put(
-            name="Install the recover unit",
-            src=StringIO(setup.recover_unit),
-            dest=f"/etc/systemd/system/{RECOVER_UNIT}",
-            mode="644",
-        )
+        path = f"/etc/systemd/system/{RECOVER_UNIT}"
+        place(name="Install the recover unit", path=path, content=setup.recover_unit.encode(), mode="644")
     for instance in host.loop(setup.recover):
         systemd.service(
             name="Enable the recover unit",

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from pyinfra import logger
-from pyinfra.api.arguments import pop_global_arguments
 from pyinfra.api.command import QuoteString, StringCommand
 from pyinfra.api.facts import FactBase
 from pyinfra.api.host import Host
 
-from kernelswap import bundle, protocol
+from kernelswap import bundle, protocol, root
 from kernelswap.protocol import AGENT_PATH
 
 PYTHON = "/usr/bin/python3"
@@ -27,11 +26,7 @@ CARRIED = (
 
 
 class HostState(FactBase[protocol.HostState | None]):
-    """The host as its own agent sees it; None if it has none, or one that does not answer as ours does.
-
-    by_sudo: take root by `sudo -S`, the password on standard input. pyinfra's own way costs two more remote commands
-    (it puts an askpass script on the host and removes it again) and shows the password in the host's process list.
-    """
+    """The host as its own agent sees it; None if it has none, or one that does not answer as ours does."""
 
     script = INSTALLED
 
@@ -41,14 +36,10 @@ class HostState(FactBase[protocol.HostState | None]):
         users: Iterable[str],
         health: bool = False,
         gpus: bool = False,
-        by_sudo: bool = False,
     ) -> StringCommand:
         question = json.dumps({"instances": list(instances), "users": list(users), "health": health, "gpus": gpus})
         before, after = self.script.split("{}")
-        script = StringCommand(before, QuoteString(question), after, _separator="")
-        if not by_sudo:
-            return script
-        return StringCommand("sudo", "-S", "-k", "-p", "''", "-H", "sh", "-c", QuoteString(script))
+        return StringCommand(before, QuoteString(question), after, _separator="")
 
     def process(self, output: Iterable[str]) -> protocol.HostState | None:
         lines = [line for line in output if line.startswith("{")]
@@ -62,13 +53,6 @@ class CarriedHostState(HostState):
     """The same by an agent that comes along on standard input as base64 and leaves nothing behind: first contact."""
 
     script = CARRIED
-
-
-class _Hidden(str):
-    """Shown as stars wherever a value is formatted as part of another."""
-
-    def __repr__(self) -> str:
-        return "'***'"
 
 
 def read(
@@ -104,25 +88,13 @@ def give_up(host: Host) -> None:
 def _read(
     host: Host, instances: Iterable[str], users: Iterable[str], health: bool, gpus: bool, timeout: int | None
 ) -> protocol.HostState | None:
+    by = root.arguments(host)
     question: dict[str, Any] = {"instances": tuple(instances), "users": tuple(users), "health": health, "gpus": gpus}
     if timeout:
         question["_timeout"] = timeout
-    state: protocol.HostState | None = host.get_fact(HostState, **question, **_root(host))
+    state: protocol.HostState | None = host.get_fact(HostState, **question, **by)
     if state is not None or host in host.state.failed_hosts:
         return state
-    agent = _Hidden(bundle.build().base64)
-    carried: protocol.HostState | None = host.get_fact(CarriedHostState, **question, _stdin=[agent])
+    by["_stdin"] = [*by.get("_stdin", ()), root.Unshown(bundle.build().base64)]
+    carried: protocol.HostState | None = host.get_fact(CarriedHostState, **question, **by)
     return None if carried is None else replace(carried, agent="")
-
-
-def _root(host: Host) -> dict[str, Any]:
-    arguments, _ = pop_global_arguments(host.state, host, {})
-    password = arguments["_sudo_password"] or host.connector_data.get("prompted_sudo_password")
-    if not password or not _plain_sudo(arguments):
-        return {}
-    return {"by_sudo": True, "_sudo": False, "_stdin": [_Hidden(f"{password}\n")]}
-
-
-def _plain_sudo(arguments: Mapping[str, Any]) -> bool:
-    others = ("_sudo_user", "_use_sudo_login", "_preserve_sudo_env", "_su_user", "_doas", "_dzdo")
-    return bool(arguments["_sudo"]) and not any(arguments[name] for name in others)

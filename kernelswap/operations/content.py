@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Generator, Mapping
+from typing import Any
 
 from pyinfra.api.command import QuoteString, StringCommand
 from pyinfra.api.operation import operation
+from pyinfra.context import host as current_host
 
 from kernelswap.render import Hidden
 
@@ -37,7 +39,10 @@ def place(
     quoted = {"path": QuoteString(path), "folder": QuoteString(path.rpartition("/")[0]), "mode": QuoteString(mode)}
     name = _fill(CREATE if create else RENAME, quoted)
     script = _fill(SCRIPT, {**quoted, "size": str(len(data)), "name": name})
-    yield StringCommand(*script.bits, _separator="", _stdin=[base64.encodebytes(data).decode()])
+    # What the way to root reads from standard input, see root.py, comes first.
+    given: Mapping[str, Any] = current_host.current_op_global_arguments or {}
+    before = given.get("_stdin") or []
+    yield StringCommand(*script.bits, _separator="", _stdin=[*before, base64.encodebytes(data).decode()])
 
 
 def _fill(template: str, values: Mapping[str, object]) -> StringCommand:

@@ -65,14 +65,3 @@ def test_a_carried_agent_gets_the_question_and_leaves_nothing_behind() -> None:
 def test_a_carried_agent_that_fails_fails() -> None:
     done = shell(CarriedHostState().command(["main"], []).get_raw_value(), zipapp("raise SystemExit(3)"))
     assert done.returncode == 3
-
-
-def test_the_password_is_not_on_the_command_line() -> None:
-    command = HostState().command(["main"], [], by_sudo=True).get_raw_value()
-    assert command.startswith("sudo -S -k -p '' -H sh -c ")
-
-
-def test_what_goes_through_standard_input_is_not_shown() -> None:
-    hidden = host_state._Hidden("opensesame\n")
-    assert "opensesame" not in f"{[hidden]} {hidden!r}"
-    assert hidden.encode() == b"opensesame\n"
