@@ -126,7 +126,7 @@ def test_heads_and_lost_workers() -> None:
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     """A process with the title of a scheduler whose name holds a parenthesis."""
     child = subprocess.Popen(["bash", "-c", "exec -a 'sglang::scheduler) S 1 (' sleep 60"])
-    while "sglang" not in Path(f"/proc/{child.pid}/cmdline").read_text():
+    while not Path(f"/proc/{child.pid}/cmdline").read_text().startswith("sglang"):  # before, it is still bash
         time.sleep(0.01)
     yield child
     child.kill()
