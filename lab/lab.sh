@@ -186,6 +186,7 @@ wait_ready() { # for all at once
 
 ready() {
   local state='' end=$((SECONDS + 120))
+  echo $BASHPID >"$cgroup/power/cgroup.procs" # so that `down` ends its ssh too, if `up` was killed
   while [ $SECONDS -lt $end ] && kill -0 $$; do # not longer than who asked
     state=$(ssh -F "$lab/ssh_config" -o ConnectTimeout=2 "$1" systemctl is-system-running --wait 2>&1) || true
     case $state in running) return ;; degraded) fail "$1 is up but a unit failed" "$0 ssh $1 systemctl --failed" ;; esac
