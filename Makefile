@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 N ?= 3
 
-.PHONY: setup demo test lint lab lab-down bench
+.PHONY: setup demo test test-faults lint lab lab-down bench
 
 setup: .venv/ready
 
@@ -18,8 +18,12 @@ demo: setup
 	lab/demo.sh
 
 test: setup lint
-	$(BIN)/pytest --numprocesses 2 --dist loadgroup
+	$(BIN)/pytest --numprocesses 2 --dist loadgroup -m 'not exhaustive'
 	tests/agent/python39.sh
+
+# The whole fault matrix, and its summary for the docs.
+test-faults: setup
+	KERNELSWAP_FAULTS_SUMMARY=docs/faults.md $(BIN)/pytest tests/lab/faults
 
 lint: setup
 	$(BIN)/ruff check .

@@ -136,6 +136,13 @@ class Fleet:
                 raise AssertionError(f"not sprung on {missing}:\n{process.output}")
             time.sleep(0.1)
 
+    def release_trap(self, host: Host) -> None:
+        host.run(f"kill -CONT $(cut -d' ' -f1 {TRAP}/sprung)")
+
+    def drop_connection(self, host: Host) -> None:
+        """End the SSH session that follows the swap, as a network does that resets it."""
+        host.run("/usr/bin/python3 -", data=(HERE / "drop_connection.py").read_bytes())
+
     def wait_for(self, process: Process, words: str, timeout: float = 60) -> None:
         until = time.monotonic() + timeout
         while words not in process.output:

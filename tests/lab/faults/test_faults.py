@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from fleet import TRAP, Choice, Fleet, Seen
+from fleet import Choice, Fleet, Seen
 from labhost import Host
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("faults")]
@@ -239,7 +239,7 @@ def test_two_swaps_at_once(fleet: Fleet, hosts: Mapping[str, Host], stories: Map
         assert words in other.output
     second = fleet.start({host.name: Choice("cutlass")})
     fleet.wait_for(second, "already running: converge to cutlass-")
-    host.run(f"kill -CONT $(cut -d' ' -f1 {TRAP}/sprung)")
+    fleet.release_trap(host)
     ends = [process.wait() for process in (first, second)]
     assert [end.code for end in ends] == [0, 0]
     assert all("committed cutlass-" in end.output for end in ends)

@@ -1,7 +1,8 @@
 """Whatever dies, and at whatever step of a swap: the host ends alone on a verified release, and its story is told.
 
 Each host stands for one moment, and one pyinfra command swaps them all. On each the agent is stopped at its moment
-(trap.py); then pyinfra is killed, or the agent, or the host's power is cut. The whole is looked at from outside.
+(trap.py); then pyinfra is killed, or the agent, or the SSH connection, or the host's power is cut. The whole is looked
+at from outside.
 """
 
 from __future__ import annotations
@@ -11,12 +12,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from fleet import TRAP, Choice, Fleet, Run, Seen
+from fleet import TRAP, Choice, Fleet, Seen
 from labhost import Host
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("faults")]
 
-KINDS = ("controller", "agent", "power")
+# The host goes on by itself where it lost only its controller: that is looked at in `make test-faults` alone.
+KINDS = (
+    pytest.param("controller", marks=pytest.mark.exhaustive),
+    pytest.param("connection", marks=pytest.mark.exhaustive),
+    "agent",
+    "power",
+)
+LAST = "power"
 
 
 @dataclass(frozen=True)
@@ -96,7 +104,7 @@ def stories(fleet: Fleet, hosts: Mapping[str, Host], kind: str) -> dict[str, Sto
     said = interrupt(fleet, kind, list(hosts.values()), choices)
     after = fleet.each(hosts.values(), fleet.look)
     # The last kind's is carried out, to show that the hosts are as good as new; it would only cost time for the others.
-    again = fleet.deploy(choices, *(() if kind == KINDS[-1] else ("--dry",)))
+    again = fleet.deploy(choices, *(() if kind == LAST else ("--dry",)))
     return {
         name: Story(before[host.name], said.get(host.name, ""), after[host.name], again.lines[host.name])
         for name, host in hosts.items()
@@ -113,13 +121,19 @@ def interrupt(fleet: Fleet, kind: str, hosts: list[Host], choices: Mapping[str, 
     fleet.wait_sprung(hosts, process, timeout=180)
     if kind == "controller":
         process.kill()
-        fleet.each(hosts, lambda host: host.run(f"kill -CONT $(cut -d' ' -f1 {TRAP}/sprung)"))
+        fleet.each(hosts, fleet.release_trap)
+    elif kind == "connection":
+        fleet.each(hosts, fleet.drop_connection)
+        process.wait()
+        fleet.each(hosts, fleet.release_trap)
     elif kind == "agent":
         fleet.each(hosts, lambda host: host.run(f"kill -KILL $(cut -d' ' -f1 {TRAP}/sprung)"))
     else:
         fleet.cut_power(hosts)
-    run = Run(1, {}, "") if kind == "controller" else process.wait()
     fleet.settle(hosts)
+    if kind == "controller":
+        return {}
+    run = process.wait()
     assert run.code == 1
     return run.lines
 
@@ -129,7 +143,7 @@ def test_the_host_ends_alone_on_a_verified_release(moment: Moment, kind: str, st
     story = stories[moment.name]
     report = story.report
     end = moment.end
-    if kind == "controller":  # the host does not need it
+    if kind in ("controller", "connection"):  # the host does not need them
         end = "rolled-back" if moment.back else "committed"
     assert report["outcome"] == end
     new, old = report["request"]["release"], story.before.state["known_good"]
@@ -142,12 +156,12 @@ def test_the_host_ends_alone_on_a_verified_release(moment: Moment, kind: str, st
 def test_its_story_is_told(moment: Moment, kind: str, stories: Mapping[str, Story]) -> None:
     story, report = stories[moment.name], stories[moment.name].report
     swap, end = report["request"]["swap"], report["outcome"]
-    if kind != "controller" and end != "committed":
+    if kind in DEATH and end != "committed":
         cause = report["cause"]["what"]
         assert cause == f"{DEATH[kind]}{moment.step}" if not moment.back else "answer" in cause, cause
     if kind == "agent":
         assert {"refused": "REFUSED", "rolled-back": "ROLLED BACK", "committed": "committed "}[end] in story.said
-    if kind == "power":
+    if kind in ("power", "connection"):
         assert "the swap goes on on the host; run the same command again to follow it" in story.said
     assert swap in story.next
     assert end in story.next
