@@ -18,7 +18,7 @@ def stage_release(step: Step) -> None:
     instance = f"{CONFIG_ROOT}/{step.instance}"
     folder = f"{instance}/releases/{step.release.name}"
     folders = shlex.join([instance, f"{instance}/releases", folder])
-    server.shell(name="Create folders", commands=[f"install -d -m 755 {folders}"])
+    server.shell(name="Create folders", commands=[f"umask 022; mkdir -p {folders}"])
     for name in host.loop(step.stage):
         # Whole or not at all: a half-written plan of the release that serves would leave no way back to it.
         if name in step.release.files:

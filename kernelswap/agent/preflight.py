@@ -19,6 +19,7 @@ def faults(folders: Folders, request: Request, plan: Plan, found: Occupants) -> 
     """Everything that stands against this swap, one fault with its way out a line."""
     return [
         *system(),
+        *masked(folders),
         *user(plan),
         *disk(plan),
         *port(plan, found),
@@ -39,6 +40,16 @@ def system() -> List[str]:
     elif not network.can_quarantine():
         found.append("systemd cannot shut a unit off from the network here (IPAddressDeny=): enable BPF in the kernel")
     return found
+
+
+def masked(folders: Folders) -> List[str]:
+    """Whether somebody has forbidden the unit to start; a commit would silently allow it again."""
+    places = [folders.committed_unit, folders.root / "run/systemd/system" / folders.unit]
+    return [
+        f"{path} is masked: somebody wants {folders.unit} not to start: ask who, then remove that link"
+        for path in places
+        if path.is_symlink() and str(path.readlink()) == "/dev/null"
+    ]
 
 
 def way_back(folders: Folders, request: Request) -> List[str]:

@@ -9,7 +9,7 @@ import pytest
 from fleet import Fleet
 from labhost import ROOT, Lab
 
-HOSTS = 24
+HOSTS = 30
 DISK = "256m"  # small, so that a test can fill it
 
 

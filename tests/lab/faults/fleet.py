@@ -21,6 +21,7 @@ from labhost import ROOT, Host, Lab
 HERE = Path(__file__).parent
 PACKAGES = "/usr/lib/python3/dist-packages"
 TRAP = "/var/lib/kernelswap-trap"
+FILES = "/usr/local/lib/kernelswap-faults"
 PORT = 30000
 
 
@@ -93,6 +94,8 @@ class Fleet:
         host.write(f"{PACKAGES}/kernelswap_trap.py", (HERE / "trap.py").read_text())
         host.write(f"{PACKAGES}/kernelswap_trap.pth", "import kernelswap_trap\n")
         host.run(f"mkdir -p {TRAP}")
+        for name in ("thief.py", "beside.service"):
+            host.write(f"{FILES}/{name}", (HERE / name).read_text())
 
     def each(self, hosts: Iterable[Host], work: Callable[[Host], Any]) -> dict[str, Any]:
         """The work done on all hosts at the same time; host name -> what came of it."""

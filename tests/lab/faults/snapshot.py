@@ -28,8 +28,12 @@ def processes():
             yield {"pid": int(entry.name), "kind": kind, "cgroup": (entry / "cgroup").read_text()}
 
 
-def runs(plan, pid):
+def runs(path, pid):
     """Whether the unit's main process is this very plan's."""
+    try:
+        plan = json.loads(text(path))
+    except ValueError:  # there is none, or a test has broken it
+        return False
     argv = text(Path("/proc") / pid / "cmdline").rstrip("\0").split("\0")
     environment = text(Path("/proc") / pid / "environ").split("\0")
     variables = [f"{name}={value}" for name, value in plan["environment"].items()]
@@ -49,8 +53,7 @@ print(
             "processes": sorted(processes(), key=lambda process: process["kind"]),
             "unit": unit,
             "committed": text(Path("/etc/systemd/system") / UNIT) == text(good / UNIT) != "",
-            "runs_known_good": (good / "plan.json").exists()
-            and runs(json.loads(text(good / "plan.json")), unit["MainPID"]),
+            "runs_known_good": runs(good / "plan.json", unit["MainPID"]),
             "leftovers": [str(path) for path in CONTROL.rglob("*")] if CONTROL.exists() else [],
             "known_good": good.readlink().name if good.is_symlink() else None,
             "journal": text(STATE / "journal.json"),

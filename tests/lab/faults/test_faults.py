@@ -10,14 +10,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from fleet import Choice, Fleet, Seen
+from fleet import FILES, Choice, Fleet, Seen
 from labhost import Host
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("faults")]
 
 GPU = "/run/nvml-sim/gpu0"
 LINGER = f"mkdir -p {GPU} && echo 20000 >{GPU}/linger_mib"
-AT_CLEAN = "until grep -qs 'step.:.clean' /var/lib/kernelswap/main/journal.json; do sleep 0.05; done"
+
+
+def at(step: str, command: str) -> str:
+    """A shell line that runs a command on the host by the time that a swap is at this step."""
+    wait = f"until grep -qs 'step.:.{step}' /var/lib/kernelswap/main/journal.json; do sleep 0.02; done"
+    return f"systemd-run -q --collect --unit=fault sh -c '{wait}; {command}'"
+
+
+THIEF = f"/usr/bin/python3 {FILES}/thief.py"
+STRAY = "python3 -m sglang.launch_server --model-path /srv/models/tiny --port 30001"
+LOOP = "systemd-run -q --unit=fault --setenv=PYTHONPATH=/opt/standin --setenv=NVML_SIM_HOLD_MIB=100 "
+LOOP += f"sh -c 'while sleep 0.1; do {STRAY}; done'"
 DROP_IN = "/etc/systemd/system/sglang-main.service.d"
 
 
@@ -82,7 +93,7 @@ FAULTS = (
         (),
         "unchanged",
         "new",
-        prepare=f'{LINGER} && systemd-run -q sh -c "{AT_CLEAN}; sleep 3; rm {GPU}/linger_mib"',
+        prepare=f"{LINGER} && {at('clean', f'sleep 3; rm {GPU}/linger_mib')}",
     ),
     Fault(
         "memory lingers",
@@ -126,6 +137,134 @@ FAULTS = (
         "committed cutlass-",
         prepare="dd if=/dev/zero of=/var/fill bs=64k status=none; true",
         repair="rm /var/fill",
+    ),
+    Fault(
+        "the port is stolen for a while",
+        "cutlass",
+        "committed",
+        "",
+        (),
+        "unchanged",
+        "new",
+        prepare=at("activate", f"{THIEF} 3"),
+    ),
+    Fault(
+        "the port is stolen before the start",
+        "cutlass",
+        "down",
+        "start",
+        ("DOWN after", "port 30000 is listened on by pid ", "thief.py"),
+        "committed cutlass-",
+        "",
+        prepare=at("activate", f"{THIEF} 600"),
+        repair="systemctl stop fault",
+    ),
+    Fault(
+        "an old process keeps the port",
+        "cutlass",
+        "down",
+        "clean",
+        ("the host is not clean", "port 30000 is listened on by pid ", "thief.py"),
+        "committed cutlass-",
+        "",
+        prepare=at("stop", f"{THIEF} 600"),
+        repair="systemctl stop fault",
+    ),
+    Fault(
+        "a GPU is missing",
+        "cutlass",
+        "refused",
+        "preflight",
+        ("no GPU 0 on this host",),
+        "committed cutlass-",
+        "old",
+        prepare="mkdir -p /run/nvml-sim; echo 0 >/run/nvml-sim/gpus",
+        repair="rm /run/nvml-sim/gpus",
+    ),
+    Fault(
+        "a unit beside restarts itself",
+        "cutlass",
+        "committed",
+        "",
+        (),
+        "unchanged",
+        "new",
+        prepare=f"cp {FILES}/beside.service /etc/systemd/system/ && systemctl enable -q --now beside && sleep 1",
+        repair="! systemctl is-enabled -q beside",
+    ),
+    Fault(
+        "a stray is started again and again",
+        "cutlass",
+        "refused",
+        "preflight",
+        ("SGLang runs outside any unit: pid ", "take it over with --adopt"),
+        "committed cutlass-",
+        "",
+        prepare=f"{LOOP} && sleep 1",
+        repair="systemctl stop fault",
+    ),
+    Fault(
+        "the unit is masked",
+        "cutlass",
+        "refused",
+        "preflight",
+        ("sglang-main.service is masked", "ask who, then remove that link"),
+        "committed cutlass-",
+        "",
+        prepare="ln -sf /dev/null /etc/systemd/system/sglang-main.service",
+        repair="rm /etc/systemd/system/sglang-main.service && systemctl daemon-reload",
+    ),
+    Fault(
+        "the model is gone",
+        "cutlass",
+        "refused",
+        "preflight",
+        ("user sglang: /srv/models/tiny: no such folder", "correct the path"),
+        "committed cutlass-",
+        prepare="mv /srv/models/tiny /srv/models/away",
+        repair="mv /srv/models/away /srv/models/tiny",
+    ),
+    Fault(
+        "the known-good is broken",
+        "cutlass",
+        "refused",
+        "preflight",
+        ("the known-good triton-", "cannot be brought back, its plan cannot be read"),
+        "committed cutlass-",
+        "",
+        prepare="cd /etc/kernelswap/main/known-good && cp plan.json /root/plan.json && echo broken >plan.json",
+        repair="cp /root/plan.json /etc/kernelswap/main/known-good/",
+    ),
+    Fault(
+        "/etc is read-only",
+        "cutlass",
+        "",
+        "",
+        ("Read-only file system",),
+        "committed cutlass-",
+        prepare="mount --bind /etc /etc && mount -o remount,bind,ro /etc",
+        repair="umount /etc",
+    ),
+    Fault(
+        "the network is gone for a while",
+        "cutlass",
+        "committed",
+        "",
+        (),
+        "unchanged",
+        "new",
+        prepare=at("start", "ip link set eth0 down; sleep 5; ip link set eth0 up"),
+    ),
+    Fault(
+        "a drop-in keeps every server from starting",
+        "cutlass",
+        "down",
+        "ready",
+        ("DOWN after", "the server ended while starting"),
+        "",
+        "",
+        prepare=f"mkdir -p {DROP_IN} && printf '[Unit]\\nConditionPathExists=/nowhere\\n' >{DROP_IN}/fault.conf",
+        repair=f"rm -r {DROP_IN} && systemctl daemon-reload",
     ),
 )
 
@@ -182,8 +321,8 @@ def test_fault(fault: Fault, stories: Mapping[str, Story]) -> None:
         assert [step["name"] for step in report["steps"] if not step["ok"]][:1] == ([fault.step] if fault.step else [])
         new = report["request"]["release"]
         assert story.after.state["known_good"] == (new if fault.end == "committed" else old)
-        if fault.name != "everything answers garbage":
-            assert report["serving"] == {"new": new, "old": old, "": None}[fault.answers]
+        if fault.answers:
+            assert report["serving"] == (new if fault.answers == "new" else old)
     else:
         assert story.after.state["history"] == story.before.state["history"]
     if fault.answers:
