@@ -80,11 +80,15 @@ class Project:
         self.model(MODEL)
         for name, text in PROFILES.items():
             self.profile(name, text)
-        hosts = [(host.name, data) for host, data in self.hosts]
-        config = str(self.hosts[0][0].lab.folder / "ssh_config")
-        shared = {"model": "standin", "profile": "plain", "ssh_config_file": config}
-        (self.folder / "inventory" / "hosts.py").write_text(f"lab = ({hosts!r}, {shared!r})\n")
+        self.declare(self.hosts)
         return self
+
+    def declare(self, hosts: Sequence[tuple[Host, Mapping[str, Any]]]) -> None:
+        """Write the inventory."""
+        named = [(host.name, data) for host, data in hosts]
+        config = str(hosts[0][0].lab.folder / "ssh_config")
+        shared = {"model": "standin", "profile": "plain", "ssh_config_file": config}
+        (self.folder / "inventory" / "hosts.py").write_text(f"lab = ({named!r}, {shared!r})\n")
 
     def model(self, text: str) -> None:
         (self.folder / "inventory" / "models" / "standin.yaml").write_text(text)
