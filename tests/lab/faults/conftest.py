@@ -2,15 +2,41 @@
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from fleet import Fleet
 from labhost import ROOT, Lab
+from summary import Matrix, page
 
 HOSTS = 30
 DISK = "256m"  # small, so that a test can fill it
+
+
+MATRIX = pytest.StashKey[Matrix]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[MATRIX] = Matrix()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report = yield
+    if report.when == "call" and report.passed:
+        for kind, value in report.user_properties:
+            item.config.stash[MATRIX].add(kind, value)
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """KERNELSWAP_FAULTS_SUMMARY=FILE writes the summary there, if all went well."""
+    path = os.environ.get("KERNELSWAP_FAULTS_SUMMARY")
+    if path and exitstatus == 0:
+        Path(path).write_text(page(session.config.stash[MATRIX]))
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ for entry in Path("/proc").glob("[0-9]*"):
         continue
     if follows:
         pid = int(entry.name)
-        while name(pid) != "sshd":
+        while pid and name(pid) != "sshd":
             pid = parent(pid)
-        os.kill(pid, signal.SIGKILL)
+        if pid:
+            os.kill(pid, signal.SIGKILL)

@@ -22,7 +22,9 @@ HERE = Path(__file__).parent
 PACKAGES = "/usr/lib/python3/dist-packages"
 TRAP = "/var/lib/kernelswap-trap"
 FILES = "/usr/local/lib/kernelswap-faults"
+JOURNAL = "/var/lib/kernelswap/main/journal.json"
 PORT = 30000
+RIGHT = "2+2 is 4."
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,15 @@ class Seen:
         assert state["runs_known_good"], f"{state['known_good']} is not what runs, but {self.backend}"
         assert [path for path in state["leftovers"] if "/sglang-main.service" in path] == []
         assert state["journal"] == ""
-        assert self.answer == "2+2 is 4."
+        assert self.answer == RIGHT
         return str(state["known_good"])
 
-    def reports(self, swap: str) -> list[dict[str, Any]]:
-        return [report for report in self.state["history"] if report["request"]["swap"] == swap]
+    def who_answers(self, old: str | None) -> str:
+        """In words; old: the release that was known-good before."""
+        if not self.answer:
+            return "nobody"
+        which = "the old release" if self.state["known_good"] == old else "the new release"
+        return which if self.answer == RIGHT else f"{which}, wrongly"
 
 
 @dataclass(frozen=True)
@@ -146,6 +152,20 @@ class Fleet:
         """End the SSH session that follows the swap, as a network does that resets it."""
         host.run("/usr/bin/python3 -", data=(HERE / "drop_connection.py").read_bytes())
 
+    def kill_agent(self, host: Host) -> None:
+        """If it is at work there."""
+        pid = "$(systemctl show -P MainPID kernelswap-swap-main)"
+        host.run(f"test {pid} = 0 || kill -KILL {pid}", check=False)
+
+    def look_when_settled(self, host: Host, timeout: float = 120) -> Seen:
+        """The host as soon as no swap is open there any more, or as it is at the deadline."""
+        until = time.monotonic() + timeout
+        while (seen := self.look(host)).state["journal"] or seen.state["busy"]:
+            if time.monotonic() > until:
+                break
+            time.sleep(0.5)
+        return seen
+
     def wait_for(self, process: Process, words: str, timeout: float = 60) -> None:
         until = time.monotonic() + timeout
         while words not in process.output:
@@ -155,10 +175,17 @@ class Fleet:
     def _disk(self, host: Host, path: str) -> Path:
         return self.lab.folder / host.name / "root" / path.lstrip("/")
 
+    def wait_begun(self, host: Host, timeout: float = 60) -> bool:
+        """Whether a swap begins there in time, or is under way."""
+        until = time.monotonic() + timeout
+        while not (begun := self._disk(host, JOURNAL).exists()) and time.monotonic() < until:
+            time.sleep(0.02)
+        return begun
+
     def settle(self, hosts: Iterable[Host], timeout: float = 120) -> None:
         """Wait until no swap is open any more."""
         until = time.monotonic() + timeout
-        while open_ := [h.name for h in hosts if self._disk(h, "/var/lib/kernelswap/main/journal.json").exists()]:
+        while open_ := [h.name for h in hosts if self._disk(h, JOURNAL).exists()]:
             assert time.monotonic() < until, f"still open on {open_}"
             time.sleep(0.1)
 

@@ -5,7 +5,7 @@ Each host has one fault, and one pyinfra command swaps them all; then the same c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -310,7 +310,7 @@ def stories(fleet: Fleet, hosts: Mapping[str, Host]) -> dict[str, Story]:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
-def test_fault(fault: Fault, stories: Mapping[str, Story]) -> None:
+def test_fault(fault: Fault, stories: Mapping[str, Story], record_property: Callable[[str, object], None]) -> None:
     story = stories[fault.name]
     old = story.before.state["known_good"]
     for words in fault.says:
@@ -328,6 +328,7 @@ def test_fault(fault: Fault, stories: Mapping[str, Story]) -> None:
     if fault.answers:
         assert story.after.serving == (new if fault.answers == "new" else old)
     assert fault.again in story.again
+    record_property("fault", (fault.name, fault.step, fault.end or "not begun", story.after.who_answers(old)))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ at from outside.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,7 +139,9 @@ def interrupt(fleet: Fleet, kind: str, hosts: list[Host], choices: Mapping[str, 
 
 
 @pytest.mark.parametrize("moment", MOMENTS, ids=[moment.name for moment in MOMENTS])
-def test_the_host_ends_alone_on_a_verified_release(moment: Moment, kind: str, stories: Mapping[str, Story]) -> None:
+def test_the_host_ends_alone_on_a_verified_release(
+    moment: Moment, kind: str, stories: Mapping[str, Story], record_property: Callable[[str, object], None]
+) -> None:
     story = stories[moment.name]
     report = story.report
     end = moment.end
@@ -150,6 +152,7 @@ def test_the_host_ends_alone_on_a_verified_release(moment: Moment, kind: str, st
     assert new != old
     assert story.after.serving == (new if end == "committed" else old)
     assert report["serving"] == story.after.serving
+    record_property("kill", (moment.name, kind, end))
 
 
 @pytest.mark.parametrize("moment", MOMENTS, ids=[moment.name for moment in MOMENTS])
