@@ -125,7 +125,8 @@ class Request:
 class Cause:
     """Why a step failed. what: one line; where: the file or command that shows more; todo: what to try.
 
-    signature: the known fault's id, or "unknown". blame: `release` bars the release, `host` does not.
+    signature: the known fault's id, or "unknown". blame: `release` bars the release, `host` does not. retry: the same
+    release may work on a second try as it is. line: the 1-based line of the log that says it.
     """
 
     what: str
@@ -133,6 +134,17 @@ class Cause:
     todo: str
     signature: str = "unknown"
     blame: str = "host"
+    retry: bool = False
+    line: Optional[int] = None
+
+    @property
+    def again(self) -> str:
+        """Whether another try helps, in words."""
+        if self.retry:
+            return "the same release may work if tried again"
+        if self.blame == "host":
+            return "the same release may work once the host is in order"
+        return "the same release fails again as it is"
 
 
 @dataclass(frozen=True)

@@ -1,78 +1,324 @@
-"""Why a server failed: the first real error in its log, matched against the table of known failures."""
+"""Why a server failed: the earliest real error of the last start in its log, matched against the table of known ones.
+
+A failure is certain if the process could not live on (an uncaught exception, a line that says so, the kernel, systemd).
+What else looks like an error counts until the server goes on. Lines that only follow from another error never win.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from typing import List, Optional, Pattern, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Pattern, Sequence, Set, Tuple
 
-from kernelswap.agent import knowledge
+from kernelswap.agent import knowledge, logs
+from kernelswap.agent.logs import Line
+from kernelswap.agent.redaction import redact
 from kernelswap.protocol import Cause
+
+QUOTE = 300  # characters of the log that a cause quotes
+BODY = 80  # lines of an exception's message that are read
+REACH = 500  # lines within which a traceback must come to its exception
 
 
 @dataclass(frozen=True)
 class Signature:
-    """One known failure: a pattern over one log line and what it means. source: where it was reported."""
+    """One known failure: a pattern over one log line and what it means. source: where it was reported.
+
+    retry: the same release may work on a second try as it is. alone: a line that matches this says it all, wherever it
+    stands; otherwise the pattern counts in an exception. weak: often follows from another failure, which then wins. fatal: the server
+    will not come up even if it does not exit. memory: `more` or `less` mem-fraction-static is the advice.
+    """
 
     id: str
     pattern: Pattern[str]
     todo: str
     blame: str
     source: str
+    retry: bool = False
+    alone: Optional[Pattern[str]] = None
+    weak: bool = False
+    fatal: bool = False
+    memory: str = ""
 
 
 @dataclass(frozen=True)
 class Table:
-    """All that we know of SGLang's log. secondary: lines that only follow from an earlier error."""
+    """All that we know of SGLang's log. Earlier signatures win over later ones within one failure.
+
+    secondary: what only follows from an earlier error. died: so does this, and the server has died. innocent: what is no failure. handled: what introduces a
+    traceback that the server survives. uncaught: what introduces, or begins, one that it does not.
+    """
 
     signatures: Tuple[Signature, ...]
-    secondary: Tuple[Pattern[str], ...]
+    squeeze: Signature
     progress: Tuple[Pattern[str], ...]
+    start: Pattern[str]
+    stop: Pattern[str]
+    alive: Pattern[str]
+    secondary: Pattern[str]
+    died: Pattern[str]
+    innocent: Pattern[str]
+    handled: Pattern[str]
+    uncaught: Pattern[str]
+    worth_reading: Pattern[str]
+
+    def signature(self, name: str) -> Optional[Signature]:
+        return next((row for row in (*self.signatures, self.squeeze) if row.id == name), None)
 
 
 @cache
 def load() -> Table:
     """The table of knowledge/crash_signatures.json."""
     data = json.loads(knowledge.read("crash_signatures.json"))
-    return Table(
-        signatures=tuple(
-            Signature(row["id"], re.compile(row["pattern"]), row["todo"], row["blame"], row["source"])
-            for row in data["signatures"]
-        ),
-        secondary=tuple(re.compile(pattern) for pattern in data["secondary"]),
-        progress=tuple(re.compile(row["pattern"]) for row in data["progress"]),
-    )
+    rows = [_signature(row) for row in (*data["signatures"], data["squeeze"])]
+    one = {name: re.compile("|".join(f"(?:{row['pattern']})" for row in data[name])) for name in _PATTERNS}
+    return Table(tuple(rows[:-1]), rows[-1], tuple(re.compile(row["pattern"]) for row in data["progress"]), **one)
 
 
-# The last line of a Python traceback, or a line that a logger marked as an error.
-GENERIC = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception)\b(?::|$)|\berror: |^\[?\S* ?\S*\]? ?(?:ERROR|FATAL)\b")
+def _signature(row: Dict[str, Any]) -> Signature:
+    alone = row["pattern"] if row.get("alone") is True else row.get("alone")
+    return Signature(**{**row, "pattern": re.compile(row["pattern"]), "alone": re.compile(alone) if alone else None})
 
 
-def find(lines: Sequence[str], table: Table, where: str) -> Optional[Cause]:
-    """The earliest real error of any rank; None if the log shows none."""
-    unknown = None
-    for line in lines:
-        text = line.strip()
-        if any(pattern.search(text) for pattern in table.secondary):
-            continue
-        for signature in table.signatures:
-            if signature.pattern.search(text):
-                return Cause(_short(text), where, signature.todo, signature.id, signature.blame)
-        if unknown is None and GENERIC.search(text):
-            unknown = text
-    if unknown is None:
+_PATTERNS = ("start", "stop", "alive", "secondary", "died", "innocent", "handled", "uncaught", "worth_reading")
+_TRACEBACK = "Traceback (most recent call last)"
+_CHAINED = re.compile(r"(?:During handling of|The) (?:the )?above exception")
+# An exception where one is due, and one that stands alone.
+_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*|\w*error)(?::(?:\s|$)|$)")
+_LONE = re.compile(
+    r"(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*)?(?:Error|Exception|OutOfResources|Timeout|KeyboardInterrupt)(?::(?:\s|$)|$)"
+)
+_QUIET = ("DEBUG", "INFO", "WARNING", "WARN")
+
+
+@dataclass
+class _Failure:
+    """One failure as the log tells it: the exceptions of a chain, root first, with their messages.
+
+    waiting: its next exception has not been read yet. depth: how much more than a guess it is: 2 an exception,
+    1 a line of its own that matches a signature, 0 a line that only says ERROR.
+    """
+
+    certain: bool = False
+    handled: bool = False
+    waiting: bool = False
+    chained: bool = False
+    depth: int = 2
+    begin: Tuple[int, str] = (0, "")
+    exceptions: List[Tuple[int, str]] = field(default_factory=list)
+    lines: List[Tuple[int, str]] = field(default_factory=list)
+
+    def add(self, line: Line, exception: bool) -> None:
+        if len(self.lines) < BODY or exception:
+            self.lines.append((line.number, line.text.strip()))
+        if exception:
+            self.exceptions.append(self.lines[-1])
+            self.waiting = self.chained = False
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """What one failure comes to. grade: 0 a cause, 1 often only a consequence, 2 nothing but a consequence."""
+
+    number: int
+    text: str
+    signature: Optional[Signature]
+    grade: int
+    certain: bool
+    depth: int
+
+
+class _Story:
+    """What the log has told so far of its last start."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.memory: Set[str] = set()  # the advice that earlier starts came to
+        self.begin()
+
+    def begin(self) -> None:
+        self.failures: List[_Failure] = []
+        self.open: Dict[Tuple[str, str], _Failure] = {}  # (source, rank) -> the failure that its next lines belong to
+        self.stopped = self.dead = self.unsure = False
+        self.before = (0, "")
+
+    def read(self, line: Line) -> None:
+        table, text = self.table, line.text.strip()
+        if table.start.search(text) and not line.rank:
+            found = self.best()
+            if found and found.signature:
+                self.memory.add(found.signature.memory)
+            self.begin()
+        elif not self.stopped and table.stop.search(text):
+            self.stopped = True
+            self.failures = [failure for failure in self.failures if failure.exceptions]
+        elif not self.stopped and not table.innocent.search(text):
+            self._read(line, text)
+        elif self.unsure and table.alive.search(text):
+            self.alive()
+        self.before = (line.number, text)
+
+    def alive(self) -> None:
+        """The server goes on: what was not certain was no failure."""
+        self.failures = [failure for failure in self.failures if failure.certain]
+        self.unsure = False
+
+    def _read(self, line: Line, text: str) -> None:
+        key = (line.source, line.rank if line.logged or line.rank.startswith("rank") else "")
+        current = self.open.get(key)
+        if any(row.alone and row.alone.search(text) for row in self.table.signatures):
+            self._append(line, certain=True)
+            self.dead = True
+        elif _TRACEBACK in text:
+            self._traceback(line, text, key, current)
+        elif _CHAINED.match(text):
+            if current:
+                current.chained = True
+        elif current and current.waiting and (_indented(line) or _EXCEPTION.match(text)):
+            self._in_traceback(line, text, current)
+        elif current and not line.logged and not line.rank and not _LONE.match(line.text):
+            current.add(line, exception=False)
+        elif line.level not in _QUIET:
+            self._single(line, text, key, current)
+        elif self.unsure and self.table.alive.search(text):
+            self.alive()
+        if self.open:
+            ends = line.logged and not _indented(line)
+            self.open = {
+                key: failure
+                for key, failure in self.open.items()
+                if line.number - failure.begin[0] < REACH and (failure.waiting or key[0] != line.source or not ends)
+            }
+        if self.table.died.search(text):
+            self.dead = True
+            if not self.failures:
+                self._append(line, certain=True)
+
+    def _traceback(self, line: Line, text: str, key: Tuple[str, str], current: Optional[_Failure]) -> None:
+        header = text.split(_TRACEBACK)[0].strip()
+        if not header and current and current.chained:
+            current.waiting = True
+            return
+        if not header and line.number - self.before[0] <= 2:
+            header = self.before[1]
+        certain = line.rank.startswith("rank") or bool(self.table.uncaught.search(header))
+        handled = not certain and bool(self.table.handled.search(header))
+        failure = _Failure(certain=certain, handled=handled, waiting=True, begin=(line.number, text))
+        self.failures.append(failure)
+        self.unsure = self.unsure or not certain
+        # Its next lines may come with the same prefix, or bare.
+        self.open[key] = self.open[line.source, ""] = failure
+
+    def _in_traceback(self, line: Line, text: str, failure: _Failure) -> None:
+        if _indented(line):
+            if self.table.uncaught.search(text):
+                failure.certain, failure.handled = True, False
+        elif _EXCEPTION.match(text):
+            failure.add(line, exception=True)
+
+    def _single(self, line: Line, text: str, key: Tuple[str, str], current: Optional[_Failure]) -> None:
+        """A line outside a traceback, or the exception of one that was mixed with another's."""
+        if self.unsure and self.table.alive.search(text):
+            self.alive()
+        elif _LONE.match(text) and not _indented(line):
+            waiting = next((f for f in reversed(self.failures) if f.waiting), None)
+            if waiting:
+                waiting.add(line, exception=True)
+                self.open[key] = waiting
+            else:
+                certain = line.rank.startswith("rank") or bool(current and current.certain and not line.logged)
+                self.open[key] = self._append(line, certain)
+        elif any(row.pattern.search(text) for row in self.table.signatures):
+            self._append(line, certain=False, depth=1)
+        elif line.level in ("ERROR", "CRITICAL", "FATAL"):
+            self._append(line, certain=False, depth=0)
+
+    def _append(self, line: Line, certain: bool, depth: int = 2) -> _Failure:
+        failure = _Failure(certain=certain, depth=depth, begin=(line.number, line.text.strip()))
+        failure.add(line, exception=True)
+        self.failures.append(failure)
+        self.unsure = self.unsure or not certain
+        return failure
+
+    def best(self) -> Optional[_Verdict]:
+        """The failure that explains this start."""
+        found = [self._judge(failure) for failure in self.failures if (failure.exceptions or failure.certain) and not failure.handled]
+        found.sort(key=lambda verdict: verdict.number)
+        causes = [verdict for verdict in found if verdict.grade == 0]
+        first = next((v for v in causes if v.certain), None) or next((v for v in causes if v.depth == 2), None)
+        if first is None or first.signature is None:
+            # What a line said before an exception that we do not know may explain it.
+            hints = [v for v in causes if v.signature and (v.number < first.number if first else self.dead)]
+            first = next(iter(hints), first)
+        for grade, depth in ((1, 1), (0, 0), (2, 2)):
+            first = first or next((v for v in found if v.grade == grade and v.depth >= depth), None)
+        return first
+
+    def _follows(self, text: str) -> bool:
+        return bool(self.table.secondary.search(text) or self.table.died.search(text))
+
+    def _judge(self, failure: _Failure) -> _Verdict:
+        own = [line for line in failure.lines if not self._follows(line[1])]
+        known = [
+            (index, number, text, row)
+            for number, text in failure.lines
+            for index, row in enumerate(self.table.signatures)
+            if row.pattern.search(text) and (row.alone or (number, text) in own)
+        ]
+        root = next((exception for exception in failure.exceptions if exception in own), None)
+        if len(failure.exceptions) > 1 and all(row.weak for *_, row in known):
+            known = [match for match in known if root == (match[1], match[2])]
+        if known:
+            _, number, text, row = min(known, key=lambda match: (match[3].weak, match[0], match[1]))
+            return _Verdict(number, text, row, int(row.weak), failure.certain, failure.depth)
+        number, text = root or next(iter(failure.exceptions), failure.begin)
+        return _Verdict(number, text, None, 0 if root else 2, failure.certain, failure.depth)
+
+
+def _indented(line: Line) -> bool:
+    return line.text.startswith((" ", "\t"))
+
+
+def find(lines: Iterable[str], table: Table, where: str) -> Optional[Cause]:
+    """The earliest real error of any rank in the last start of the log; None if it shows none. Secrets are out."""
+    story = _Story(table)
+    for number, raw in enumerate(lines, 1):
+        if story.open or table.worth_reading.search(raw):
+            for line in logs.parse(number, raw):
+                story.read(line)
+        elif story.unsure and table.alive.search(raw):
+            story.alive()
+    found = story.best()
+    if found is None:
         return None
-    return Cause(
-        _short(unknown), where, "read the log; this failure is not in the table of known ones", blame="release"
-    )
+    what = redact(found.text)
+    what = what if len(what) <= QUOTE else what[: QUOTE - 3] + "..."
+    row = found.signature
+    if row is None:
+        todo = f"this failure is not in the table of known ones: read the log from line {found.number} on"
+        return Cause(what, where, todo, blame="release", line=found.number)
+    if row.memory and story.memory | {row.memory} >= {"more", "less"}:
+        row = table.squeeze
+    return Cause(what, where, row.todo, row.id, row.blame, row.retry, found.number)
 
 
-def progress(lines: Sequence[str], table: Table) -> List[str]:
-    """The lines that show a start advancing: weights, JIT sessions, graph capture."""
-    return [line.strip() for line in lines if any(pattern.search(line) for pattern in table.progress)]
+class Progress:
+    """Tells whether a log advances: a line that says again what was said before is no progress."""
 
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._said: Set[Tuple[str, int, Tuple[Optional[str], ...]]] = set()
 
-def _short(text: str) -> str:
-    return text if len(text) <= 300 else text[:297] + "..."
+    def advanced(self, lines: Sequence[str]) -> bool:
+        """Whether these lines, newer than all that were given before, show a start going on."""
+        before = len(self._said)
+        for raw in lines:
+            for line in logs.parse(0, raw):
+                for index, pattern in enumerate(self._table.progress):
+                    match = pattern.search(line.text)
+                    if match:
+                        self._said.add((line.rank, index, match.groups()))
+                        break
+        return len(self._said) > before

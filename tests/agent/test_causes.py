@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from kernelswap.agent import causes
+from kernelswap.agent import causes, logs
 
 LOGS = sorted((Path(__file__).parent / "logs").glob("*.log"))
 
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
 def test_cause_of_a_log(path: Path) -> None:
-    head, *lines = path.read_text().splitlines()
-    signature, _, what = head.lstrip("# ").partition(" | ")
-    cause = causes.find(lines, causes.load(), "here")
+    with path.open("rb") as file:
+        signature, _, what = file.readline().decode().strip("# \n").partition(" | ")
+        cause = causes.find(logs.read(file), causes.load(), "here")
     if signature == "none":
         assert cause is None
     else:
@@ -23,16 +23,8 @@ def test_cause_of_a_log(path: Path) -> None:
         assert (cause.signature, cause.what) == (signature, what)
 
 
-def test_every_signature_names_its_source_and_way_out() -> None:
-    for signature in causes.load().signatures:
-        assert signature.source
-        assert signature.todo
-        assert signature.blame in ("release", "host")
-    ids = [signature.id for signature in causes.load().signatures]
-    assert len(ids) == len(set(ids))
-
-
-def test_progress_lines() -> None:
-    table = causes.load()
-    lines = ["[2026-11-30 TP0] Load weight begin. avail mem=1 GB", "hello", "Capturing batches (bs=4): 10%"]
-    assert causes.progress(lines, table) == [lines[0], lines[2]]
+def test_there_are_logs_of_every_kind() -> None:
+    verdicts = [path.open("rb").readline().decode().strip("# \n").partition(" | ")[0] for path in LOGS]
+    assert verdicts.count("none") >= 15
+    assert verdicts.count("unknown") >= 8
+    assert len(verdicts) >= 100
