@@ -142,6 +142,8 @@ class Cause:
         """Whether another try helps, in words."""
         if self.retry:
             return "the same release may work if tried again"
+        if self.signature == "unknown":
+            return "whether another try helps is not known"
         if self.blame == "host":
             return "the same release may work once the host is in order"
         return "the same release fails again as it is"

@@ -27,8 +27,9 @@ class Signature:
     """One known failure: a pattern over one log line and what it means. source: where it was reported.
 
     retry: the same release may work on a second try as it is. alone: a line that matches this says it all, wherever it
-    stands; otherwise the pattern counts in an exception. weak: often follows from another failure, which then wins. fatal: the server
-    will not come up even if it does not exit. memory: `more` or `less` mem-fraction-static is the advice.
+    stands; otherwise the pattern counts in an exception. weak: often follows from another failure, which then wins.
+    fatal: the server will not come up even if it does not exit. memory: whether `more` or `less` of it for the static
+    pool is the advice.
     """
 
     id: str
@@ -47,8 +48,9 @@ class Signature:
 class Table:
     """All that we know of SGLang's log. Earlier signatures win over later ones within one failure.
 
-    secondary: what only follows from an earlier error. died: so does this, and the server has died. innocent: what is no failure. handled: what introduces a
-    traceback that the server survives. uncaught: what introduces, or begins, one that it does not.
+    secondary: what only follows from an earlier error. died: so does this, and the server has died. innocent: what is
+    no failure. handled: what introduces a traceback that the server survives. uncaught: what introduces, or begins,
+    one that it does not.
     """
 
     signatures: Tuple[Signature, ...]
@@ -66,6 +68,10 @@ class Table:
 
     def signature(self, name: str) -> Optional[Signature]:
         return next((row for row in (*self.signatures, self.squeeze) if row.id == name), None)
+
+    def is_fatal(self, name: str) -> bool:
+        row = self.signature(name)
+        return row is not None and row.fatal
 
 
 @cache
@@ -159,6 +165,13 @@ class _Story:
         elif self.unsure and table.alive.search(text):
             self.alive()
         self.before = (line.number, text)
+        if self.open:  # a log line ends the message of an exception, but not a traceback that others' lines interrupt
+            ends = line.logged and not _indented(line)
+            self.open = {
+                key: failure
+                for key, failure in self.open.items()
+                if line.number - failure.begin[0] < REACH and (failure.waiting or key[0] != line.source or not ends)
+            }
 
     def alive(self) -> None:
         """The server goes on: what was not certain was no failure."""
@@ -169,7 +182,9 @@ class _Story:
         key = (line.source, line.rank if line.logged or line.rank.startswith("rank") else "")
         current = self.open.get(key)
         if any(row.alone and row.alone.search(text) for row in self.table.signatures):
-            self._append(line, certain=True)
+            failure = self._append(line, certain=True)
+            if not line.logged:
+                self.open[key] = failure
             self.dead = True
         elif _TRACEBACK in text:
             self._traceback(line, text, key, current)
@@ -184,13 +199,6 @@ class _Story:
             self._single(line, text, key, current)
         elif self.unsure and self.table.alive.search(text):
             self.alive()
-        if self.open:
-            ends = line.logged and not _indented(line)
-            self.open = {
-                key: failure
-                for key, failure in self.open.items()
-                if line.number - failure.begin[0] < REACH and (failure.waiting or key[0] != line.source or not ends)
-            }
         if self.table.died.search(text):
             self.dead = True
             if not self.failures:
@@ -244,7 +252,11 @@ class _Story:
 
     def best(self) -> Optional[_Verdict]:
         """The failure that explains this start."""
-        found = [self._judge(failure) for failure in self.failures if (failure.exceptions or failure.certain) and not failure.handled]
+        found = [
+            self._judge(failure)
+            for failure in self.failures
+            if (failure.exceptions or failure.certain) and not failure.handled
+        ]
         found.sort(key=lambda verdict: verdict.number)
         causes = [verdict for verdict in found if verdict.grade == 0]
         first = next((v for v in causes if v.certain), None) or next((v for v in causes if v.depth == 2), None)

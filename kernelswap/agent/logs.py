@@ -1,4 +1,4 @@
-"""Reads a server's log in whatever wrapping it comes: plain, from the journal, from Docker, from Ray, from the kernel."""
+"""Reads a server's log in whatever wrapping it comes: plain, the journal's, Docker's, Ray's, the kernel's."""
 
 from __future__ import annotations
 
@@ -29,14 +29,17 @@ class Line:
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 _DATE = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?"
 _JOURNAL = re.compile(
-    rf"(?:[A-Z][a-z]{{2}} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|(?:[A-Z][a-z]{{2}} )?{_DATE}(?:[ ]?[+-]\d\d:?\d\d|Z| [A-Z]{{3,5}})?"
-    r"|\d{9,}\.\d+) [\w.-]+ ([^\s\[\]:]+\[\d+\]|kernel|systemd): ?(.*)"
+    r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|\d{9,}\.\d+"
+    rf"|(?:[A-Z][a-z]{{2}} )?{_DATE}(?: ?[+-]\d\d:?\d\d|Z| [A-Z]{{3,5}})?)"
+    r" [\w.-]+ ([^\s\[\]:]+\[\d+\]|kernel|systemd): ?(.*)"
 )
 _CONTAINER = re.compile(
     rf"({_DATE}(?:Z|[+-]\d\d:\d\d)) (?:(?:stdout|stderr) [FP] )?(.*)|([A-Za-z][\w.-]*) +\| ?(.*)|(\[pod/[^\]]+\]) (.*)"
 )
 _RAY = re.compile(r"(?:(\((?:[\w.:]+ )?(?:rank=\d+ )?pid=\d+[^)]*\)) ?)+(.*)")
-_DMESG = re.compile(r"(?:<\d+>)?\[(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}|[ \d]{5,}\.\d{6})\] ?(.*)")
+_DMESG = re.compile(
+    r"(?:<\d+>)?\[(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}|[ \d]{5,}\.\d{6})\] ?(.*)"
+)
 _LOGGED = re.compile(rf"\[{_DATE}([^\]]*)\] ?(.*)")
 _RANK = re.compile(r"\[(rank\d+)\]: ?(.*)")
 _LEVEL = re.compile(
@@ -86,7 +89,9 @@ def _from_json(raw: str) -> Tuple[str, str]:
         return "", entry["log"]
     message = entry.get("MESSAGE")
     if isinstance(message, list):  # the journal gives text that is not plain as its bytes
-        message = bytes(byte for byte in message if isinstance(byte, int) and 0 <= byte < 256).decode("utf-8", "replace")
+        message = bytes(byte for byte in message if isinstance(byte, int) and 0 <= byte < 256).decode(
+            "utf-8", "replace"
+        )
     if not isinstance(message, str):
         return "", raw
     return f"{entry.get('SYSLOG_IDENTIFIER', '')}[{entry.get('_PID', '')}]", message

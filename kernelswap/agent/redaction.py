@@ -23,7 +23,9 @@ _RULES = (
     (re.compile(r"(?i)([?&](?:token|key|sig|signature|x-amz-[a-z-]+)=)[^\s&'\"]+"), rf"\1{MARK}"),
     # --api-key X, --api-key=X, "--api-key", "X"
     (
-        re.compile(rf"(?i)(--(?:{_NAME}|token)(?![\w-])\\?['\"]?(?:\s*[=,]\s*|\s+))(\\?['\"]?)(?!--|\[redacted)[^\s'\",\\]+"),
+        re.compile(
+            rf"(?i)(--(?:{_NAME}|token)(?![\w-])\\?['\"]?(?:\s*[=,]\s*|\s+))(\\?['\"]?)(?!--|\[redacted)[^\s'\",\\]+"
+        ),
         rf"\1\2{MARK}",
     ),
     # api_key='X', "api_key": "X"; None, True and false are no secrets

@@ -31,18 +31,25 @@ HOST_RESULTS = ("oom-kill", "timeout", "resources", "start-limit-hit")
 
 def unit_failure(plan: Plan, status: units.UnitStatus, what: str) -> Failed:
     """A failure of the unit, with the first real error of its log as the cause."""
-    where = f"journalctl -u {plan.unit} _SYSTEMD_INVOCATION_ID={status.invocation}"
+    where = _log_of(plan, status)
     cause = causes.find(units.log(status.invocation), causes.load(), where)
     blame = "host" if status.result in HOST_RESULTS else "release"
     return Failed(cause or Cause(what, where, "read the log; it holds no error that is known", blame=blame))
 
 
+def _log_of(plan: Plan, status: units.UnitStatus) -> str:
+    return f"journalctl -u {plan.unit} _SYSTEMD_INVOCATION_ID={status.invocation}"
+
+
 def wait_ready(plan: Plan, server: Client, started: float, tell: Callable[[str], None]) -> str:
     """Wait until the unit's own server answers one token; returns what was seen. Raises Failed.
 
-    started: when the start was asked for (epoch seconds). The deadline moves on while the log shows progress.
+    started: when the start was asked for (epoch seconds). The deadline moves on while the log advances; an error after
+    which no server comes up ends the wait once the log has stood still since.
     """
     table = causes.load()
+    progress = causes.Progress(table)
+    doomed: Optional[Cause] = None
     begin = time.monotonic()
     deadline = begin + plan.timeouts.ready
     told = begin
@@ -61,8 +68,13 @@ def wait_ready(plan: Plan, server: Client, started: float, tell: Callable[[str],
         now = time.monotonic()
         if now - told >= 15:
             lines = units.log(status.invocation)
-            if causes.progress(lines[seen:], table):
-                deadline = now + plan.timeouts.ready
+            if progress.advanced(lines[seen:]):
+                deadline, doomed = now + plan.timeouts.ready, None
+            else:
+                cause = causes.find(lines, table, _log_of(plan, status))
+                if cause and cause == doomed:
+                    raise Failed(cause)
+                doomed = cause if cause and table.is_fatal(cause.signature) else None
             tell(f"{now - begin:.0f} s: waiting for {waiting_for}; log: {_last_message(lines)[:160]}")
             told, seen = now, len(lines)
         if now >= deadline:
@@ -270,14 +282,3 @@ def _last_line(path: Path) -> str:
     except FileNotFoundError:
         return ""
     return lines[-1] if lines else ""
-
-
-def redact(lines: Sequence[str], values: Sequence[str]) -> List[str]:
-    """The lines with every secret value replaced."""
-    found = []
-    for line in lines:
-        for value in values:
-            if value:
-                line = line.replace(value, "[redacted]")
-        found.append(line)
-    return found

@@ -21,6 +21,7 @@ from kernelswap.agent.client import Client, Unanswered
 from kernelswap.agent.events import Events
 from kernelswap.agent.host import Folders, FoundProcess, FoundUnit, Journal, ReleaseZero
 from kernelswap.agent.occupants import Dirty, Occupants
+from kernelswap.agent.redaction import redact
 from kernelswap.agent.server import Failed
 from kernelswap.protocol import Cause, Plan, Report, Request, StepResult, Throughput, decode, encode
 
@@ -456,7 +457,7 @@ class Transaction:
         """Log lines are quoted in causes and progress, and a server may have logged its key."""
         releases = [self.request.release, self.journal.previous]
         values = [value for name in releases if name for value in self._secrets(name).values()]
-        return server.redact([text], values)[0]
+        return redact(text, values)
 
     @staticmethod
     def _guarded(name: str, step: Step) -> Seen:
@@ -504,9 +505,9 @@ class Transaction:
         with contextlib.suppress(units.UnitError, OSError, subprocess.TimeoutExpired):
             lines = units.log(units.status(self.plan.unit).invocation)
             values = list(self._secrets(self.request.release).values())
-            files.write(kept, "\n".join(server.redact(lines, values)) + "\n", mode=0o600)
+            files.write(kept, redact("\n".join(lines), values) + "\n", mode=0o600)
             if cause.where.startswith("journalctl"):
-                return dataclasses.replace(cause, where=str(kept))
+                return dataclasses.replace(cause, where=f"{kept}:{cause.line}" if cause.line else str(kept))
         return cause
 
     def _tell(self, step: str) -> Callable[[str], None]:
@@ -523,7 +524,8 @@ def verdict(report: Report) -> str:
         return f"unchanged: {release} serves already"
     cause = report.cause
     why = f"{cause.what}; {cause.todo}; see {cause.where}" if cause else ""
-    tail = f"evidence: {report.evidence}"
+    again = f"{cause.again}; " if cause else ""
+    tail = f"{again}evidence: {report.evidence}"
     if report.outcome == "rolled-back":
         serves = report.detail or f"{report.serving} serves again, verified"
         return f"ROLLED BACK from {release} in {seconds:.1f} s; {serves}; cause: {why}; {tail}"

@@ -28,3 +28,75 @@ def test_there_are_logs_of_every_kind() -> None:
     assert verdicts.count("none") >= 15
     assert verdicts.count("unknown") >= 8
     assert len(verdicts) >= 100
+
+
+def test_every_signature_names_its_source_and_way_out() -> None:
+    table = causes.load()
+    for row in table.signatures:
+        assert row.source
+        assert row.todo
+        assert row.blame in ("release", "host")
+        assert row.memory in ("", "more", "less")
+    ids = [row.id for row in table.signatures]
+    assert len(ids) == len(set(ids))
+
+
+def test_a_cause_says_where_it_stands_and_whether_to_try_again() -> None:
+    lines = ["\n", "Traceback (most recent call last):\n", "FileExistsError: [Errno 17] File exists: '/x/tmp'\n"]
+    cause = causes.find(lines, causes.load(), "server.log")
+    assert cause is not None
+    assert (cause.where, cause.line, cause.retry, cause.blame) == ("server.log", 3, True, "host")
+    unknown = causes.find(["flux.CapacitorError: 1.21 gigawatts"], causes.load(), "server.log")
+    assert unknown is not None
+    assert (unknown.signature, unknown.line) == ("unknown", 1)
+    assert "from line 1 on" in unknown.todo
+
+
+def test_line_numbers_and_addresses_do_not_matter() -> None:
+    text = "RuntimeError: Error in function 'TllmGenFmhaRunner' at {}/fmhaRunner.cuh:{}: Unsupported architecture"
+    found = [causes.find([text.format(*place)], causes.load(), "") for place in (("/a", 30), ("/workspace/b", 371))]
+    assert [cause.signature for cause in found if cause] == ["trtllm-arch", "trtllm-arch"]
+
+
+def test_a_long_quiet_log_is_not_kept_in_memory() -> None:
+    """100 MB of it would be; what the story holds is a handful of failures."""
+    story = causes._Story(causes.load())
+    handled = ["Traceback (most recent call last):", '  File "x.py", line 1, in f', "ValueError: once more"]
+    alive = '[2026-11-30 02:30:00] INFO:     127.0.0.1:1 - "POST /generate HTTP/1.1" 200 OK'
+    for number, raw in enumerate([*handled, alive] * 5000, 1):
+        for line in logs.parse(number, raw):
+            story.read(line)
+    assert not story.failures
+    assert not story.open
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "advances"),
+    [
+        ([], ["[2026-11-30 02:30:00 TP0] Load weight begin. avail mem=1 GB"], True),
+        (["[2026-11-30 02:30:00 TP0] Load weight begin."], ["[2026-11-30 02:40:00 TP0] Load weight begin."], False),
+        (["[2026-11-30 02:30:00 TP0] Load weight begin."], ["[2026-11-30 02:30:00 TP1] Load weight begin."], True),
+        (
+            ["Loading safetensors checkpoint shards:  50% Completed | 2/4 [00:11<00:11,  5.61s/it]"],
+            ["Loading safetensors checkpoint shards:  50% Completed | 2/4 [09:11<09:11,  5.61s/it]"],
+            False,
+        ),
+        (
+            ["Loading safetensors checkpoint shards:  50% Completed | 2/4 [00:11<00:11,  5.61s/it]"],
+            ["Loading safetensors checkpoint shards:  75% Completed | 3/4 [00:12<00:04,  5.61s/it]"],
+            True,
+        ),
+        (
+            ["Capturing batches (bs=256 avail_mem=5.35 GB):   3%|3         | 1/36 [00:02<01:20,  2.30s/it]"],
+            ["Capturing batches (bs=256):   3%|3  | 1/36 [00:02]\rCapturing batches (bs=1):  6%| | 2/36"],
+            True,
+        ),
+        ([], ["DeepGEMM warmup:  12%|#2        | 2048/16384 [01:00<06:00, 40.1it/s]"], True),
+        ([], ["2026-11-30 02:30:44,853 - INFO - flashinfer.jit: Loading JIT ops: batch_prefill_bf16"], True),
+        ([], ["[2026-11-30 02:30:00 TP0] waiting for the lock", "hello"], False),
+    ],
+)
+def test_only_a_line_that_advances_is_progress(before: list[str], after: list[str], advances: bool) -> None:
+    progress = causes.Progress(causes.load())
+    progress.advanced(before)
+    assert progress.advanced(after) is advances

@@ -62,10 +62,6 @@ def test_judge_refuses(change: dict[str, float], text: str) -> None:
     assert failure.value.cause.blame == "release"
 
 
-def test_redact() -> None:
-    assert server.redact(["key s3cret s3cret", "none"], ["s3cret", ""]) == ["key [redacted] [redacted]", "none"]
-
-
 class Fake:
     """Answers a chat from a list; only what `_check_*` asks of a client."""
 
