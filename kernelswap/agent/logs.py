@@ -40,13 +40,17 @@ _RAY = re.compile(r"(?:(\((?:[\w.:]+ )?(?:rank=\d+ )?pid=\d+[^)]*\)) ?)+(.*)")
 _DMESG = re.compile(
     r"(?:<\d+>)?\[(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}|[ \d]{5,}\.\d{6})\] ?(.*)"
 )
-_LOGGED = re.compile(rf"\[{_DATE}([^\]]*)\] ?(.*)")
+_LOGGED = re.compile(rf"\[(?:{_DATE}|\d\d:\d\d:\d\d)([^\]]*)\] ?(.*)")
 _RANK = re.compile(r"\[(rank\d+)\]: ?(.*)")
 _LEVEL = re.compile(
     rf"(?:{_DATE} ?(?:-|\|)? ?)?(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)(?::\s+|\s+(?:- )?|\s*\|\s*)"
     r"(?:\d\d-\d\d \d\d:\d\d:\d\d )?(?:\[[\w./]+:\d+\] ?)?(.*)"
 )
 _NAMED_LEVEL = re.compile(rf"{_DATE} - (?:[\w.]+ - )?(DEBUG|INFO|WARNING|ERROR|CRITICAL) - (.*)")
+_GLOG = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ \S+:\d+\] ?(.*)")
+_GLOG_LEVELS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "FATAL"}
+# A program that starts SGLang and logs each of its lines again, at a level of its own.
+_RELOGGED = re.compile(rf"{_DATE} - (?:[\w.]+ - )?(?:INFO|DEBUG) - (?=\[{_DATE}|(?:ERROR|WARNING) )")
 _WARNING = re.compile(r"\S+\.py:\d+: \w*Warning: ")
 # Where a second log line begins in the middle of one: after a progress bar, or when two processes wrote at once.
 _GLUED = re.compile(rf"(?<=[^\s])(?=\[{_DATE}[^\]]*\] )|(?<=it/s\])(?=Traceback )|(?<=s/it\])(?=Traceback )")
@@ -111,6 +115,7 @@ def _unwrap(number: int, source: str, text: str) -> Line:
     match = _DMESG.match(text)
     if match:
         source, text = "kernel", match[1]
+    text = _RELOGGED.sub("", text, count=1)
     rank, level, logged = "", "", False
     match = _RANK.match(text)
     if match:
@@ -118,9 +123,9 @@ def _unwrap(number: int, source: str, text: str) -> Line:
     match = _LOGGED.match(text)
     if match:
         logged, rank, text = True, " ".join(match[1].split()) or rank, match[2]
-    match = _NAMED_LEVEL.match(text) or _LEVEL.match(text)
+    match = _NAMED_LEVEL.match(text) or _LEVEL.match(text) or _GLOG.match(text)
     if match:
-        logged, level, text = True, match[1], match[2]
+        logged, level, text = True, _GLOG_LEVELS.get(match[1], match[1]), match[2]
     elif _WARNING.match(text):
         level = "WARNING"
     return Line(number, source, rank, logged, level, text)

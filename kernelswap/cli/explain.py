@@ -23,14 +23,15 @@ def command(file: BinaryIO, as_json: bool) -> None:
     taken out. The exit code is 0 if the cause is known, 1 if it is not or if there is no failure, 2 if FILE cannot be
     read.
     """
+    where = getattr(file, "name", "<stdin>")
     try:
-        cause = causes.find(logs.read(file), causes.load(), file.name)
+        cause = causes.find(logs.read(file), causes.load(), where)
     except OSError as error:
-        raise click.UsageError(f"{file.name}: cannot be read: {error.strerror}") from None
+        raise click.UsageError(f"{where}: cannot be read: {error.strerror}") from None
     if as_json:
         click.echo(json.dumps({**dataclasses.asdict(cause), "source": source(cause)} if cause else None))
     else:
-        click.echo(describe(cause) if cause else f"{file.name}: no failure in the last start of this log")
+        click.echo(describe(cause) if cause else f"{where}: no failure in the last start of this log")
     sys.exit(0 if cause and cause.signature != "unknown" else 1)
 
 
