@@ -160,7 +160,7 @@ class _Story:
         elif not self.stopped and table.stop.search(text):
             self.stopped = True
             self.failures = [failure for failure in self.failures if failure.exceptions]
-        elif not self.stopped and not table.innocent.search(text):
+        elif not self.stopped and (self._due(line, text) or not table.innocent.search(text)):
             self._read(line, text)
         elif self.unsure and table.alive.search(text):
             self.alive()
@@ -173,15 +173,20 @@ class _Story:
                 if line.number - failure.begin[0] < REACH and (failure.waiting or key[0] != line.source or not ends)
             }
 
+    def _due(self, line: Line, text: str) -> bool:
+        """Whether this is the exception that a certain failure waits for: whatever it says, it is the failure."""
+        current = self.open.get(_key(line))
+        return bool(current and current.certain and current.waiting and _EXCEPTION.match(text) and not _indented(line))
+
     def alive(self) -> None:
         """The server goes on: what was not certain was no failure."""
         self.failures = [failure for failure in self.failures if failure.certain]
         self.unsure = False
 
     def _read(self, line: Line, text: str) -> None:
-        key = (line.source, line.rank if line.logged or line.rank.startswith("rank") else "")
+        key = _key(line)
         current = self.open.get(key)
-        if any(row.alone and row.alone.search(text) for row in self.table.signatures):
+        if line.level not in _QUIET and any(row.alone and row.alone.search(text) for row in self.table.signatures):
             failure = self._append(line, certain=True)
             if not line.logged:
                 self.open[key] = failure
@@ -287,6 +292,10 @@ class _Story:
             return _Verdict(number, text, row, int(row.weak), failure.certain, failure.depth)
         number, text = root or next(iter(failure.exceptions), failure.begin)
         return _Verdict(number, text, None, 0 if root else 2, failure.certain, failure.depth)
+
+
+def _key(line: Line) -> Tuple[str, str]:
+    return line.source, line.rank
 
 
 def _indented(line: Line) -> bool:

@@ -91,7 +91,7 @@ def _from_json(raw: str) -> Tuple[str, str]:
         return "", raw
     if "log" in entry and isinstance(entry["log"], str):
         return "", entry["log"]
-    message = entry.get("MESSAGE")
+    message = entry.get("MESSAGE", entry.get("message"))
     if isinstance(message, list):  # the journal gives text that is not plain as its bytes
         message = bytes(byte for byte in message if isinstance(byte, int) and 0 <= byte < 256).decode(
             "utf-8", "replace"
