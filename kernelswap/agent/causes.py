@@ -19,6 +19,7 @@ from kernelswap.protocol import Cause
 
 QUOTE = 300  # characters of the log that a cause quotes
 BODY = 80  # lines of an exception's message that are read
+MOST = 1000  # failures that are looked at; the earliest wins
 REACH = 500  # lines within which a traceback must come to its exception
 
 
@@ -50,7 +51,8 @@ class Table:
 
     secondary: what only follows from an earlier error. died: so does this, and the server has died. innocent: what is
     no failure. handled: what introduces a traceback that the server survives. uncaught: what introduces, or begins,
-    one that it does not.
+    one that it does not. For speed: worth_reading: words of which a line that matters has at least one; boring: words
+    of the lines that a healthy server writes by the million.
     """
 
     signatures: Tuple[Signature, ...]
@@ -64,7 +66,8 @@ class Table:
     innocent: Pattern[str]
     handled: Pattern[str]
     uncaught: Pattern[str]
-    worth_reading: Pattern[str]
+    worth_reading: Tuple[str, ...]
+    boring: Tuple[str, ...]
 
     def signature(self, name: str) -> Optional[Signature]:
         return next((row for row in (*self.signatures, self.squeeze) if row.id == name), None)
@@ -80,7 +83,10 @@ def load() -> Table:
     data = json.loads(knowledge.read("crash_signatures.json"))
     rows = [_signature(row) for row in (*data["signatures"], data["squeeze"])]
     one = {name: re.compile("|".join(f"(?:{row['pattern']})" for row in data[name])) for name in _PATTERNS}
-    return Table(tuple(rows[:-1]), rows[-1], tuple(re.compile(row["pattern"]) for row in data["progress"]), **one)
+    words = {name: tuple(data[name]) for name in ("worth_reading", "boring")}
+    return Table(
+        tuple(rows[:-1]), rows[-1], tuple(re.compile(row["pattern"]) for row in data["progress"]), **one, **words
+    )
 
 
 def _signature(row: Dict[str, Any]) -> Signature:
@@ -88,7 +94,7 @@ def _signature(row: Dict[str, Any]) -> Signature:
     return Signature(**{**row, "pattern": re.compile(row["pattern"]), "alone": re.compile(alone) if alone else None})
 
 
-_PATTERNS = ("start", "stop", "alive", "secondary", "died", "innocent", "handled", "uncaught", "worth_reading")
+_PATTERNS = ("start", "stop", "alive", "secondary", "died", "innocent", "handled", "uncaught")
 _TRACEBACK = "Traceback (most recent call last)"
 _CHAINED = re.compile(r"(?:During handling of|The) (?:the )?above exception")
 # An exception where one is due, and one that stands alone.
@@ -219,8 +225,7 @@ class _Story:
         certain = line.rank.startswith("rank") or bool(self.table.uncaught.search(header))
         handled = not certain and bool(self.table.handled.search(header))
         failure = _Failure(certain=certain, handled=handled, waiting=True, begin=(line.number, text))
-        self.failures.append(failure)
-        self.unsure = self.unsure or not certain
+        self._keep(failure)
         # Its next lines may come with the same prefix, or bare.
         self.open[key] = self.open[line.source, ""] = failure
 
@@ -235,6 +240,8 @@ class _Story:
         """A line outside a traceback, or the exception of one that was mixed with another's."""
         if self.unsure and self.table.alive.search(text):
             self.alive()
+        elif len(self.failures) >= MOST:
+            return
         elif _LONE.match(text) and not _indented(line):
             waiting = next((f for f in reversed(self.failures) if f.waiting), None)
             if waiting:
@@ -251,9 +258,13 @@ class _Story:
     def _append(self, line: Line, certain: bool, depth: int = 2) -> _Failure:
         failure = _Failure(certain=certain, depth=depth, begin=(line.number, line.text.strip()))
         failure.add(line, exception=True)
-        self.failures.append(failure)
-        self.unsure = self.unsure or not certain
+        self._keep(failure)
         return failure
+
+    def _keep(self, failure: _Failure) -> None:
+        if len(self.failures) < MOST:
+            self.failures.append(failure)
+            self.unsure = self.unsure or not failure.certain
 
     def best(self) -> Optional[_Verdict]:
         """The failure that explains this start."""
@@ -294,6 +305,19 @@ class _Story:
         return _Verdict(number, text, None, 0 if root else 2, failure.certain, failure.depth)
 
 
+def _worth_reading(raw: str, table: Table) -> bool:
+    if _has(raw, table.boring) and "rror" not in raw and "raceback" not in raw:
+        return False
+    return _has(raw, table.worth_reading)
+
+
+def _has(text: str, words: Sequence[str]) -> bool:
+    for word in words:  # noqa: SIM110 - runs for every line, and any() takes twice as long
+        if word in text:
+            return True
+    return False
+
+
 def _key(line: Line) -> Tuple[str, str]:
     return line.source, line.rank
 
@@ -306,7 +330,7 @@ def find(lines: Iterable[str], table: Table, where: str) -> Optional[Cause]:
     """The earliest real error of any rank in the last start of the log; None if it shows none. Secrets are out."""
     story = _Story(table)
     for number, raw in enumerate(lines, 1):
-        if story.open or table.worth_reading.search(raw):
+        if story.open or _worth_reading(raw, table):
             for line in logs.parse(number, raw):
                 story.read(line)
         elif story.unsure and table.alive.search(raw):
