@@ -57,6 +57,7 @@ class Table:
 
     signatures: Tuple[Signature, ...]
     squeeze: Signature
+    alone: Pattern[str]
     progress: Tuple[Pattern[str], ...]
     start: Pattern[str]
     stop: Pattern[str]
@@ -82,11 +83,15 @@ def load() -> Table:
     """The table of knowledge/crash_signatures.json."""
     data = json.loads(knowledge.read("crash_signatures.json"))
     rows = [_signature(row) for row in (*data["signatures"], data["squeeze"])]
-    one = {name: re.compile("|".join(f"(?:{row['pattern']})" for row in data[name])) for name in _PATTERNS}
-    words = {name: tuple(data[name]) for name in ("worth_reading", "boring")}
-    return Table(
-        tuple(rows[:-1]), rows[-1], tuple(re.compile(row["pattern"]) for row in data["progress"]), **one, **words
-    )
+    fields: Dict[str, Any] = {name: _one_of(row["pattern"] for row in data[name]) for name in _PATTERNS}
+    fields.update({name: tuple(data[name]) for name in ("worth_reading", "boring")})
+    alone = _one_of(row.alone.pattern for row in rows if row.alone)
+    progress = tuple(re.compile(row["pattern"]) for row in data["progress"])
+    return Table(tuple(rows[:-1]), rows[-1], alone, progress, **fields)
+
+
+def _one_of(patterns: Iterable[str]) -> Pattern[str]:
+    return re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
 
 
 def _signature(row: Dict[str, Any]) -> Signature:
@@ -192,7 +197,7 @@ class _Story:
     def _read(self, line: Line, text: str) -> None:
         key = _key(line)
         current = self.open.get(key)
-        if line.level not in _QUIET and any(row.alone and row.alone.search(text) for row in self.table.signatures):
+        if line.level not in _QUIET and self.table.alone.search(text):
             failure = self._append(line, certain=True)
             if not line.logged:
                 self.open[key] = failure
