@@ -354,21 +354,37 @@ def find(lines: Iterable[str], table: Table, where: str) -> Optional[Cause]:
     return Cause(what, where, row.todo, row.id, row.blame, row.retry, found.number)
 
 
-class Progress:
-    """Tells whether a log advances: a line that says again what was said before is no progress."""
+class Watch:
+    """A starting server's log, looked at again and again. doom: why no server will come up, once that is sure."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, where: str) -> None:
+        self.doom: Optional[Cause] = None
         self._table = table
+        self._where = where
+        self._read = 0  # lines
         self._said: Set[Tuple[str, int, Tuple[Optional[str], ...]]] = set()
+        self._suspect: Optional[Cause] = None
 
     def advanced(self, lines: Sequence[str]) -> bool:
-        """Whether these lines, newer than all that were given before, show a start going on."""
+        """Whether the log, given whole, shows progress since the last look; saying the same again is none.
+
+        An error after which servers do not come up even if they do not exit dooms the start if the log has not
+        advanced by the look after.
+        """
         before = len(self._said)
-        for raw in lines:
+        for raw in lines[self._read :]:
             for line in logs.parse(0, raw):
                 for index, pattern in enumerate(self._table.progress):
                     match = pattern.search(line.text)
                     if match:
                         self._said.add((line.rank, index, match.groups()))
                         break
-        return len(self._said) > before
+        self._read = len(lines)
+        if len(self._said) > before:
+            self._suspect = None
+            return True
+        found = find(lines, self._table, self._where)
+        fatal = found if found and self._table.is_fatal(found.signature) else None
+        self.doom = fatal if fatal == self._suspect else None
+        self._suspect = fatal
+        return False

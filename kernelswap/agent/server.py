@@ -47,13 +47,10 @@ def wait_ready(plan: Plan, server: Client, started: float, tell: Callable[[str],
     started: when the start was asked for (epoch seconds). The deadline moves on while the log advances; an error after
     which no server comes up ends the wait once the log has stood still since.
     """
-    table = causes.load()
-    progress = causes.Progress(table)
-    doomed: Optional[Cause] = None
     begin = time.monotonic()
     deadline = begin + plan.timeouts.ready
     told = begin
-    seen = 0
+    watch: Optional[causes.Watch] = None
     while True:
         try:
             status = units.status(plan.unit)
@@ -68,15 +65,13 @@ def wait_ready(plan: Plan, server: Client, started: float, tell: Callable[[str],
         now = time.monotonic()
         if now - told >= 15:
             lines = units.log(status.invocation)
-            if progress.advanced(lines[seen:]):
-                deadline, doomed = now + plan.timeouts.ready, None
-            else:
-                cause = causes.find(lines, table, _log_of(plan, status))
-                if cause and cause == doomed:
-                    raise Failed(cause)
-                doomed = cause if cause and table.is_fatal(cause.signature) else None
+            watch = watch or causes.Watch(causes.load(), _log_of(plan, status))
+            if watch.advanced(lines):
+                deadline = now + plan.timeouts.ready
+            if watch.doom:
+                raise Failed(watch.doom)
             tell(f"{now - begin:.0f} s: waiting for {waiting_for}; log: {_last_message(lines)[:160]}")
-            told, seen = now, len(lines)
+            told = now
         if now >= deadline:
             raise unit_failure(plan, status, f"not ready within {plan.timeouts.ready:g} s: waiting for {waiting_for}")
         time.sleep(0.25)

@@ -97,6 +97,29 @@ def test_a_long_quiet_log_is_not_kept_in_memory() -> None:
     ],
 )
 def test_only_a_line_that_advances_is_progress(before: list[str], after: list[str], advances: bool) -> None:
-    progress = causes.Progress(causes.load())
-    progress.advanced(before)
-    assert progress.advanced(after) is advances
+    watch = causes.Watch(causes.load(), "")
+    watch.advanced(before)
+    assert watch.advanced([*before, *after]) is advances
+    assert watch.doom is None
+
+
+def test_an_error_that_no_server_survives_dooms_a_start_that_stands_still() -> None:
+    error = ["Traceback (most recent call last):", "FileNotFoundError: [Errno 2] No such file or directory: 'ninja'"]
+    watch = causes.Watch(causes.load(), "here")
+    assert watch.advanced(["Load weight begin."])
+    looks = [watch.advanced(["Load weight begin.", *error]), watch.doom]
+    assert looks == [False, None]
+    assert not watch.advanced(["Load weight begin.", *error, "hello"])
+    assert watch.doom is not None
+    assert watch.doom.signature == "no-ninja"
+
+
+def test_an_error_after_which_the_start_goes_on_dooms_nothing() -> None:
+    log = ["Traceback (most recent call last):", "torch.OutOfMemoryError: CUDA out of memory."]
+    watch = causes.Watch(causes.load(), "here")
+    for step in ("Load weight begin.", "Load weight end."):
+        watch.advanced(log)
+        log = [*log, step]
+        assert watch.advanced(log)
+    watch.advanced(log)
+    assert watch.doom is None
