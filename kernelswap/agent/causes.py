@@ -61,6 +61,7 @@ class Table:
     progress: Tuple[Pattern[str], ...]
     start: Pattern[str]
     stop: Pattern[str]
+    ready: Pattern[str]
     alive: Pattern[str]
     secondary: Pattern[str]
     died: Pattern[str]
@@ -99,7 +100,7 @@ def _signature(row: Dict[str, Any]) -> Signature:
     return Signature(**{**row, "pattern": re.compile(row["pattern"]), "alone": re.compile(alone) if alone else None})
 
 
-_PATTERNS = ("start", "stop", "alive", "secondary", "died", "innocent", "handled", "uncaught")
+_PATTERNS = ("start", "stop", "ready", "alive", "secondary", "died", "innocent", "handled", "uncaught")
 _TRACEBACK = "Traceback (most recent call last)"
 _CHAINED = re.compile(r"(?:During handling of|The) (?:the )?above exception")
 # An exception where one is due, and one that stands alone.
@@ -158,7 +159,7 @@ class _Story:
     def begin(self) -> None:
         self.failures: List[_Failure] = []
         self.open: Dict[Tuple[str, str], _Failure] = {}  # (source, rank) -> the failure that its next lines belong to
-        self.stopped = self.dead = self.unsure = False
+        self.stopped = self.ready = self.dead = self.unsure = False
         self.before = (0, "")
 
     def read(self, line: Line) -> None:
@@ -175,6 +176,7 @@ class _Story:
             self._read(line, text)
         elif self.unsure and table.alive.search(text):
             self.alive()
+        self.ready = self.ready or bool(table.ready.search(text))
         self.before = (line.number, text)
         if self.open:  # a log line ends the message of an exception, but not a traceback that others' lines interrupt
             ends = line.logged and not _indented(line)
@@ -283,7 +285,9 @@ class _Story:
         first = next((v for v in causes if v.certain), None) or next((v for v in causes if v.depth == 2), None)
         if first is None or first.signature is None:
             # What a line said before an exception that we do not know may explain it.
-            hints = [v for v in causes if v.signature and (v.number < first.number if first else self.dead)]
+            hints = [
+                v for v in causes if v.signature and (v.number < first.number if first else self.dead or not self.ready)
+            ]
             first = next(iter(hints), first)
         for grade, depth in ((1, 1), (0, 0), (2, 2)):
             first = first or next((v for v in found if v.grade == grade and v.depth >= depth), None)
