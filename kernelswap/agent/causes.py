@@ -211,7 +211,7 @@ class _Story:
                 current.chained = True
         elif current and current.waiting and (_indented(line) or _EXCEPTION.match(text)):
             self._in_traceback(line, text, current)
-        elif current and not line.logged and not line.rank and not _LONE.match(line.text):
+        elif current and not line.logged and not _LONE.match(line.text):
             current.add(line, exception=False)
         elif line.level not in _QUIET:
             self._single(line, text, key, current)

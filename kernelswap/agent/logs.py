@@ -50,7 +50,7 @@ _NAMED_LEVEL = re.compile(rf"{_DATE} - (?:[\w.]+ - )?(DEBUG|INFO|WARNING|ERROR|C
 _GLOG = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ \S+:\d+\] ?(.*)")
 _GLOG_LEVELS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "FATAL"}
 # A program that starts SGLang and logs each of its lines again, at a level of its own.
-_RELOGGED = re.compile(rf"{_DATE} - (?:[\w.]+ - )?(?:INFO|DEBUG) - (?=\[{_DATE}|(?:ERROR|WARNING) )")
+_RELOGGED = re.compile(rf"^{_DATE} - (?:[\w.]+ - )?(?:INFO|DEBUG) - (?=\[{_DATE}|(?:ERROR|WARNING) )")
 _WARNING = re.compile(r"\S+\.py:\d+: \w*Warning: ")
 # Where a second log line begins in the middle of one: after a progress bar, or when two processes wrote at once.
 _GLUED = re.compile(rf"(?<=[^\s])(?=\[{_DATE}[^\]]*\] )|(?<=it/s\])(?=Traceback )|(?<=s/it\])(?=Traceback )")
