@@ -9,6 +9,7 @@ import pytest
 from kernelswap.agent import causes, logs
 
 LOGS = sorted((Path(__file__).parent / "logs").glob("*.log"))
+LINES = [line.split(" | ", 1) for line in (Path(__file__).parent / "logs/lines.txt").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
@@ -21,6 +22,22 @@ def test_cause_of_a_log(path: Path) -> None:
     else:
         assert cause is not None
         assert (cause.signature, cause.what) == (signature, what)
+
+
+@pytest.mark.parametrize(("signature", "line"), LINES)
+def test_cause_of_a_line(signature: str, line: str) -> None:
+    """Where no whole log is kept: the line as the last of a scheduler's traceback, or for what it is."""
+    header = "[2026-11-30 02:30:45 TP1] Scheduler hit an exception: Traceback (most recent call last):"
+    for text in ([header, '  File "x.py", line 1, in f', line], [f"Nov 30 02:30:00 gpu1 python3[7]: {line}"]):
+        cause = causes.find(text, causes.load(), "here")
+        assert cause is not None
+        assert (cause.signature, cause.what) == (signature, line)
+
+
+def test_every_signature_is_tried() -> None:
+    tried = {signature for signature, _ in LINES}
+    tried |= {path.open("rb").readline().decode().strip("# \n").partition(" | ")[0] for path in LOGS}
+    assert {row.id for row in causes.load().signatures} <= tried
 
 
 def test_there_are_logs_of_every_kind() -> None:
