@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -104,14 +103,9 @@ def test_an_inventory_that_is_not_there_is_a_fault(kernelswap: Kernelswap) -> No
     )
 
 
-def test_help_is_quick_and_names_every_command(kernelswap: Kernelswap) -> None:
-    durations = []
-    for _ in range(3):
-        start = time.perf_counter()
-        done = kernelswap("--help")
-        durations.append(time.perf_counter() - start)
+def test_help_names_every_command(kernelswap: Kernelswap) -> None:
+    done = kernelswap("--help")
     assert all(f"\n  {name} " in done.stdout for name in COMMANDS)
-    assert min(durations) < 0.5  # 0.13 on an idle core
 
 
 def test_help_imports_nothing_heavy() -> None:
