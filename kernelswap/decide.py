@@ -17,7 +17,7 @@ from kernelswap.render import SECRETS_FILE, Release
 UNSET = "(unset)"
 
 # Fields of a plan that judge the server but are no part of it; all others and the flags make another release.
-LIMITS = ("expose", "memory_margin", "disk_free", "verify", "timeouts")
+LIMITS = ("expose", "memory_margin", "disk_free", "end_foreign", "verify", "timeouts")
 NAMES = {"python": "engine", "model_path": "model path", "served_name": "served name", "gpu_count": "GPUs needed"}
 SERVER = ("python", "model", "model_path", "served_name", "address", "port", "gpus", "gpu_count", "schedulers", "user")
 

@@ -162,6 +162,7 @@ class Server(Settings):
     secrets: dict[str, SecretFile] = {}
     memory_margin: Annotated[int, Field(ge=0, le=10_000_000)] = 1024
     disk_free: Annotated[int, Field(ge=0, le=1_000_000_000)] = 1024
+    end_foreign: bool = False
 
 
 class ModelFile(Server):

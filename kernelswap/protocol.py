@@ -73,7 +73,8 @@ class Plan:
     argv: the words after the interpreter, as the unit's ExecStart has them except for the words that pass secrets
     (`--config ...`). environment: of the unit. gpus: what the instance may use, as NVML indices ("0") or UUIDs;
     empty means every GPU of the host. gpu_count: how many it needs; 0 where the model declares none.
-    flags: the declared SGLang flags as strings, for showing differences. secret_flags: names only.
+    flags: the declared SGLang flags as strings, for showing differences. secret_flags: names only. end_foreign: whether
+    what is no SGLang and is on the GPUs or the port may be ended.
     """
 
     instance: str
@@ -96,6 +97,7 @@ class Plan:
     expose: str = "verified"
     memory_margin: int = 1024
     disk_free: int = 1024
+    end_foreign: bool = False
     verify: Verify = field(default_factory=Verify)
     timeouts: Timeouts = field(default_factory=Timeouts)
 

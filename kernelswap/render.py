@@ -145,6 +145,7 @@ def _release(spec: ServerSpec, name: str, templates: Path) -> Release:
         expose=spec.expose,
         memory_margin=spec.memory_margin,
         disk_free=spec.disk_free,
+        end_foreign=spec.end_foreign,
         verify=spec.verify,
         timeouts=spec.timeouts,
     )

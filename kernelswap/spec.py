@@ -49,6 +49,7 @@ class ServerSpec:
     timeouts: Timeouts = field(default_factory=Timeouts)
     memory_margin: int = 1024
     disk_free: int = 1024
+    end_foreign: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def host_specs(
 
 # A server's keys that no inventory has for another purpose; `user`, `host` and `path` may be the owner's own.
 _SERVER_KEYS = {"flags", "environment", "engine", "expose", "verify", "timeouts", "secrets", "gpus", "port"} | {
-    "served-name", "memory-margin", "disk-free"
+    "served-name", "memory-margin", "disk-free", "end-foreign"
 }  # fmt: skip
 
 
@@ -272,6 +273,7 @@ def _decide(server: Server, instance: str, model: str, profile: str) -> ServerSp
         timeouts=Timeouts(**{key: float(value) for key, value in server.timeouts.model_dump().items()}),
         memory_margin=int(server.memory_margin),
         disk_free=int(server.disk_free),
+        end_foreign=bool(server.end_foreign),
     )
 
 

@@ -237,6 +237,7 @@ def test_whatever_changes_the_server_changes_its_digest(change: dict[str, Any]) 
         {"expose": "ready"},
         {"memory_margin": 5},
         {"disk_free": 5},
+        {"end_foreign": True},
         {"gpu_count": 8},
         {"flags": {"b": 1, "a": None}},
     ],

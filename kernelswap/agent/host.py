@@ -10,6 +10,7 @@ from typing import Dict, List, Optional, Tuple
 
 from kernelswap import ledger
 from kernelswap.agent import files
+from kernelswap.agent.containers import FoundContainer
 from kernelswap.protocol import CONFIG_ROOT, STATE_ROOT, Plan, Report, Request, decode, encode, unit_name
 
 
@@ -86,10 +87,11 @@ class Folders:
 
 @dataclass(frozen=True)
 class FoundUnit:
-    """A hand-written unit that ran SGLang on this instance's GPUs or port. enabled: it starts at boot."""
+    """A hand-written unit on this instance's GPUs or port. enabled: it starts at boot; serves: SGLang ran in it."""
 
     name: str
     enabled: bool
+    serves: bool = True
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,10 @@ class ReleaseZero:
 
     units: Tuple[FoundUnit, ...] = ()
     processes: Tuple[FoundProcess, ...] = ()
+    containers: Tuple[FoundContainer, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.units or self.processes)
+        return bool(self.units or self.processes or self.containers)
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import time
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Set, Tuple
+from dataclasses import dataclass, field
+from typing import Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
 
-from kernelswap.agent import files, gpus, processes, units
+from kernelswap.agent import files, gpus, identity, processes, units
 from kernelswap.agent.host import Folders
 from kernelswap.agent.processes import Process
 from kernelswap.protocol import CONFIG_ROOT, Gpu, Plan, unit_name
@@ -18,15 +18,30 @@ from kernelswap.protocol import CONFIG_ROOT, Gpu, Plan, unit_name
 
 @dataclass(frozen=True)
 class Occupants:
-    """The SGLang servers of an instance: in its own unit, in hand-written units (by unit), and in none."""
+    """Who is on an instance's GPUs or port, each server by its head.
 
-    own: Tuple[Process, ...]
-    units: Dict[str, Tuple[Process, ...]]
-    strays: Tuple[Process, ...]
+    own: SGLang in the instance's own unit; units: in hand-written ones, by unit; strays: in none.
+    foreign: what is no SGLang, in no unit; foreign_units: the same by unit; ended only where `end-foreign` says so.
+    bystanders: SGLang that is on neither, or another instance's: never touched.
+    suspects: ids that NVML does not show on a GPU and that may be on it.
+    """
+
+    own: Tuple[Process, ...] = ()
+    units: Dict[str, Tuple[Process, ...]] = field(default_factory=dict)
+    strays: Tuple[Process, ...] = ()
+    foreign: Tuple[Process, ...] = ()
+    foreign_units: Dict[str, Tuple[Process, ...]] = field(default_factory=dict)
+    bystanders: Tuple[Process, ...] = ()
+    suspects: FrozenSet[int] = frozenset()
 
     @property
     def all(self) -> List[Process]:
+        """The SGLang servers of the instance."""
         return [*self.own, *(process for found in self.units.values() for process in found), *self.strays]
+
+    @property
+    def all_foreign(self) -> List[Process]:
+        return [*self.foreign, *(process for found in self.foreign_units.values() for process in found)]
 
 
 def other_units(folders: Folders) -> Set[str]:
@@ -36,10 +51,6 @@ def other_units(folders: Folders) -> Set[str]:
     return {unit_name(name) for name in names if name != folders.instance}
 
 
-# What people put in front of a server in a unit of its own.
-WRAPPERS = {"sh", "bash", "dash", "zsh", "env", "numactl", "taskset", "nice", "ionice", "chrt", "time", "timeout"}
-
-
 def sort(
     table: Dict[int, Process],
     plan: Plan,
@@ -47,90 +58,240 @@ def sort(
     on_port: Set[int],
     on_gpus: Set[int],
     main_pids: Dict[str, int],
+    present: Sequence[Gpu] = (),
 ) -> Occupants:
-    """Decide whose each SGLang server of the process table is.
+    """Decide whose each SGLang server of the process table is, and what else is in the way.
 
-    on_port, on_gpus: ids that listen on the instance's port, or hold its GPUs. A server is this instance's if it, or a
-    process below it, is one of those, or asks for its port; and, where the instance uses every GPU, in any case.
-    main_pids: the main process of each unit.
+    others: the units of other instances. on_port, on_gpus: ids that listen on the instance's port, or hold its GPUs.
+    main_pids: the main process of each unit. present: the host's GPUs.
     """
     own: List[Process] = []
     strays: List[Process] = []
+    bystanders: List[Process] = []
     by_unit: Dict[str, List[Process]] = {}
+    mine = {gpu.uuid for gpu in gpus.assigned(tuple(present), plan.gpus)}
+    elsewhere = {pid for gpu in present if gpu.uuid not in mine for pid in gpu.pids}
+    proxied = {port for pid in on_port if pid in table for port in _proxied_port(table[pid])}
     for head in processes.servers(table):
-        if head.unit in others:
-            continue
+        tree = processes.descendants(table, [head.pid])
         if head.unit == plan.unit:
             own.append(head)
-            continue
-        tree = processes.descendants(table, [head.pid])
-        if plan.gpus and not (tree & (on_port | on_gpus)) and head.port != plan.port:
-            continue
-        unit = owning_unit(table, head, main_pids)
-        if unit:
-            by_unit.setdefault(unit, []).append(head)
+        elif head.unit in others:
+            bystanders.append(head)
+        elif (
+            tree & (on_port | on_gpus)
+            or head.port == plan.port
+            or (head.container and head.port in proxied)
+            or (not tree & elsewhere and _may_use(table, head, tree, plan, present, mine))
+        ):
+            unit = owning_unit(table, head, main_pids)
+            if unit:
+                by_unit.setdefault(unit, []).append(head)
+            else:
+                strays.append(head)
         else:
-            strays.append(head)
-    return Occupants(tuple(own), {unit: tuple(heads) for unit, heads in by_unit.items()}, tuple(strays))
+            bystanders.append(head)
+    known = processes.descendants(table, [p.pid for p in [*own, *strays, *(p for ps in by_unit.values() for p in ps)]])
+    foreign = _foreign(table, on_port, on_gpus, known, bool(proxied & {p.port for p in strays}), others | {plan.unit})
+    owners = {pid: owning_unit(table, table[pid], main_pids) for pid in foreign}
+    foreign_units: Dict[str, List[Process]] = {}
+    for pid, unit in owners.items():
+        if unit:
+            foreign_units.setdefault(unit, []).append(table[pid])
+    return Occupants(
+        tuple(own),
+        {unit: tuple(heads) for unit, heads in by_unit.items()},
+        tuple(strays),
+        tuple(table[pid] for pid, unit in owners.items() if not unit),
+        {unit: tuple(heads) for unit, heads in foreign_units.items()},
+        tuple(bystanders),
+    )
+
+
+def _proxied_port(process: Process) -> List[int]:
+    """The port inside a container that Docker's own listener on this host stands for."""
+    return [int(port)] if (port := process.flag("-container-port")).isdigit() else []
+
+
+def _may_use(
+    table: Dict[int, Process], head: Process, tree: Set[int], plan: Plan, present: Sequence[Gpu], mine: Set[str]
+) -> bool:
+    """Whether a server that holds nothing yet may be about to take the instance's GPUs.
+
+    A title is easily given: of another user's process, it alone says nothing.
+    """
+    visible = visible_gpus([head, *(table[pid] for pid in sorted(tree))], present)
+    if visible is not None:
+        return bool(visible & mine)
+    if plan.gpus:
+        return False
+    return head.is_launcher or head.uid == 0 or processes.user_name(head.uid) == plan.user
+
+
+def visible_gpus(tree: Sequence[Process], present: Sequence[Gpu]) -> Optional[Set[str]]:
+    """The UUIDs that a server's environment and flags leave it; None where they do not tell.
+
+    An index counts CUDA's way: fastest first, which is NVML's order only if the GPUs are alike or CUDA is told so.
+    """
+    if any(process.flag("--device") == "cpu" for process in tree):
+        return set()
+    variables = next((dict(p.variables) for p in tree if "CUDA_VISIBLE_DEVICES" in dict(p.variables)), None)
+    if variables is None:
+        return None
+    same_order = variables.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu.name for gpu in present}) <= 1
+    visible: Set[str] = set()
+    for name in variables["CUDA_VISIBLE_DEVICES"].split(","):
+        name = name.strip()
+        if name.isdigit() and not same_order:
+            return None
+        found = {gpu.uuid for gpu in present if name == str(gpu.index) or (len(name) > 4 and gpu.uuid.startswith(name))}
+        if not found:
+            break  # as CUDA does: what follows a name that it does not know is not visible either
+        visible |= found
+    return visible
+
+
+def _foreign(
+    table: Dict[int, Process], on_port: Set[int], on_gpus: Set[int], known: Set[int], proxy_known: bool, ours: Set[str]
+) -> List[int]:
+    """The heads of what holds the GPUs or the port and is neither SGLang of this instance nor harmless."""
+    heads = set()
+    never = processes.ancestors(table, os.getpid())
+    for pid in (on_port | on_gpus) - known - never:
+        process = table.get(pid)
+        if process is None or process.ended or process.unit in ours:
+            continue
+        if pid not in on_port and identity.is_harmless(process.argv, process.comm):
+            continue
+        if proxy_known and _proxied_port(process):
+            continue
+        heads.add(_head(table, process).pid)
+    return sorted(pid for pid in heads if not (processes.ancestors(table, table[pid].parent) & heads) and pid > 1)
+
+
+def _head(table: Dict[int, Process], process: Process) -> Process:
+    """An engine's first process: above one that holds a GPU stands what takes its requests."""
+    while process.engine and (above := table.get(process.parent)) and above.engine == process.engine:
+        process = above
+    return process
 
 
 def owning_unit(table: Dict[int, Process], head: Process, main_pids: Dict[str, int]) -> Optional[str]:
     """The unit that runs a server: the server is its main process, or stands below that through wrappers alone.
 
-    A server left behind by an SSH session belongs to none, though its cgroup may be that of ssh.service.
+    A script as the main process counts too, where the unit runs nothing but it and the server. A server left behind by
+    an SSH session belongs to no unit, though its cgroup may be that of ssh.service.
     """
-    if head.unit is None:
+    main = table.get(main_pids.get(head.unit or "", 0))
+    if main is None:
         return None
     process = head
-    while process.pid != main_pids.get(head.unit):
+    while process.pid != main.pid:
         above = table.get(process.parent)
-        if above is None or not above.argv or Path(above.argv[0]).name not in WRAPPERS:
+        if above is None or not above.argv:
+            return None
+        if not identity.is_wrapper(above.argv) and not (
+            above.pid == main.pid and _runs_nothing_else(table, head, main)
+        ):
             return None
         process = above
     return head.unit
 
 
-def main_pids(table: Dict[int, Process]) -> Dict[str, int]:
-    """The main process of every unit that an SGLang server is in.
+def _runs_nothing_else(table: Dict[int, Process], head: Process, main: Process) -> bool:
+    """Whether a unit's main process is a script that starts the server, and the unit holds nothing but these two."""
+    below = processes.descendants(table, [head.pid])
+    others = {p.pid for p in table.values() if p.unit == head.unit and not p.ended} - below - {main.pid}
+    return not others and identity.is_script(main.argv, main.exe) and not identity.is_spawner(main.argv, main.comm)
+
+
+def first_pids(table: Dict[int, Process]) -> Dict[str, int]:
+    """The first process of every service's cgroup: its main process, as far as the table alone can tell."""
+    oldest_last = sorted(table.values(), key=lambda p: (p.started, p.pid), reverse=True)
+    return {p.unit: p.pid for p in oldest_last if p.unit}
+
+
+def main_pids(table: Dict[int, Process], pids: Iterable[int] = ()) -> Dict[str, int]:
+    """The main process of every unit that an SGLang server, or one of these processes, is in.
 
     Not of transient ones: their files are gone with their end, so what brings such a server back is its command line.
     """
-    names = {head.unit for head in processes.servers(table) if head.unit}
-    found = {name: units.status(name) for name in names}
-    return {name: unit.main_pid for name, unit in found.items() if not unit.fragment.startswith(TRANSIENT)}
+    heads = [*processes.servers(table), *(table[pid] for pid in pids if pid in table)]
+    found = {name: units.status(name) for name in {head.unit for head in heads if head.unit}}
+    first = first_pids(table)
+    # What forked away from a unit that is content with that (oneshot, forking) has no main process by systemd's word.
+    return {
+        name: unit.main_pid or first[name] for name, unit in found.items() if not unit.fragment.startswith(TRANSIENT)
+    }
 
 
 def find(folders: Folders, plan: Plan) -> Occupants:
     """The occupants of an instance, now. Raises gpus.GpuError where GPUs are declared and cannot be read."""
-    on_port = {pid for pid in processes.listeners(plan.port).values() if pid}
-    on_gpus = {pid for gpu in my_gpus(plan) for pid in gpu.pids}
+    present = read_gpus(plan)
+    mine = gpus.assigned(tuple(present), plan.gpus)
+    on_port = {pid for pid in processes.listeners(plan.port) if pid}
     table = processes.table()
-    return sort(table, plan, other_units(folders), on_port, on_gpus, main_pids(table))
+    suspects = _suspects(folders, plan, mine, table)
+    on_gpus = {pid for gpu in mine for pid in gpu.pids} | suspects
+    main = main_pids(table, on_port | on_gpus)
+    found = sort(table, plan, other_units(folders), on_port, on_gpus, main, present)
+    return dataclasses.replace(found, suspects=frozenset(suspects))
 
 
-def my_gpus(plan: Plan) -> List[Gpu]:
-    """The instance's GPUs; none where the plan declares none and the host has no NVML."""
+def _suspects(folders: Folders, plan: Plan, mine: Sequence[Gpu], table: Dict[int, Process]) -> Set[int]:
+    """Who has a GPU's node open for CUDA, for the GPUs whose memory is in use by nobody that NVML can show."""
+    idle = idle_memory(folders)
+    doubted = [
+        gpu
+        for gpu in mine
+        if gpu.memory_used > idle.get(gpu.uuid, 0) + plan.memory_margin and not table.keys() & set(gpu.pids)
+    ]
+    nodes = processes.gpu_nodes() if doubted else {}
+    wanted = {nodes[gpu.uuid] for gpu in doubted if gpu.uuid in nodes}
+    if not wanted:
+        return set()
+    held = processes.open_files({*wanted, UVM})
+    computing = {pid for pid, opened in held.items() if UVM in opened and opened & wanted}
+    return {pid for pid in computing if pid in table and not identity.is_harmless(table[pid].argv, table[pid].comm)}
+
+
+def read_gpus(plan: Plan) -> Sequence[Gpu]:
+    """The host's GPUs; none where the plan declares none and the host has no NVML."""
     try:
-        return gpus.assigned(gpus.read(), plan.gpus)
+        return gpus.read()
     except gpus.GpuError:
         if plan.gpu_count or plan.gpus:
             raise
-        return []
+        return ()
 
 
-def foreign_holders(table: Dict[int, Process], found: Occupants, held: Sequence[Gpu]) -> List[str]:
-    """Processes on the instance's GPUs that are no SGLang server of it."""
+def my_gpus(plan: Plan) -> List[Gpu]:
+    """The instance's GPUs, see read_gpus."""
+    return gpus.assigned(tuple(read_gpus(plan)), plan.gpus)
+
+
+def foreign_holders(table: Dict[int, Process], found: Occupants, held: Sequence[Gpu]) -> Dict[int, str]:
+    """Processes on the instance's GPUs that are no SGLang server of it: process id -> what, whose, since when."""
     known = processes.descendants(table, [process.pid for process in found.all])
-    lines = []
+    lines = {pid: f"a GPU's memory is in use and may be held by {processes.describe(table[pid])}"
+             for pid in sorted(found.suspects - known) if pid in table}  # fmt: skip
     for gpu in held:
         for pid in gpu.pids:
-            if pid not in known:
-                what = processes.describe(table[pid]) if pid in table else f"pid {pid}, not visible here"
-                lines.append(f"GPU {gpu.index} is held by {what}")
+            process = table.get(pid)
+            if pid in known or (process and identity.is_harmless(process.argv, process.comm)):
+                continue
+            what = processes.describe(process) if process else f"pid {pid}, not visible here"
+            lines[pid] = f"GPU {gpu.index} is held by {what}"
     return lines
 
 
+def may_end(table: Dict[int, Process], plan: Plan, found: Occupants, pid: Optional[int]) -> bool:
+    """Whether the instance's owner has said that such a process is to be ended."""
+    return plan.end_foreign and pid in processes.descendants(table, [process.pid for process in found.all_foreign])
+
+
 TRANSIENT = "/run/systemd/transient/"
+UVM = "/dev/nvidia-uvm"  # whoever computes has it open; monitors have not
 SHOWN = 4  # findings in one line; all of them are in the evidence
 
 
@@ -143,15 +304,17 @@ class Dirty(Exception):
         super().__init__("; ".join(left[:SHOWN]) + more)
 
 
-def prove_clean(folders: Folders, plan: Plan, deadline: float) -> List[str]:
+def prove_clean(folders: Folders, plan: Plan, deadline: float, since: Optional[float] = None) -> List[str]:
     """Wait until nothing is left of any server of the instance; returns what was seen, one fact a line.
 
-    deadline: seconds; drivers need up to a minute or two to give memory back. Raises Dirty.
+    deadline: seconds; drivers need up to a minute or two to give memory back. since: when all had been stopped (seconds
+    of the boot); what starts after that will not stop starting. Raises Dirty.
     """
     until = time.monotonic() + deadline
     while left := remains(folders, plan):
-        if time.monotonic() >= until:
-            raise Dirty(left)
+        again = came_back(folders, plan, since) if since else []
+        if again or time.monotonic() >= until:
+            raise Dirty([*again, *left])
         time.sleep(0.5)
     held = my_gpus(plan)
     _learn_idle_memory(folders, held)
@@ -173,14 +336,29 @@ def remains(folders: Folders, plan: Plan) -> List[str]:
     # The guard runs inside the unit that is about to start: it and its ancestors are no rest.
     mine = processes.ancestors(table, os.getpid())
     left = [processes.describe(process) for process in found.all if process.pid not in mine]
-    left += foreign_holders(table, found, held)
-    left += [_listener(table, plan.port, pid) for pid in processes.listeners(plan.port).values()]
+    left += foreign_holders(table, found, held).values()
+    left += [_listener(table, plan.port, pid) for pid in processes.listeners(plan.port)]
     idle = idle_memory(folders)
     for gpu in held:
         limit = idle.get(gpu.uuid, 0) + plan.memory_margin
         if gpu.memory_used > limit:
             left.append(f"GPU {gpu.index} {gpu.uuid}: {gpu.memory_used} MiB used, idle is at most {limit} MiB")
-    return left
+    return left + (processes.zombies(table) if left else [])  # a zombie alone holds nothing
+
+
+def came_back(folders: Folders, plan: Plan, since: float) -> List[str]:
+    """Servers of the instance that were started again after they had been stopped, with who did it and what to do."""
+    try:
+        found = find(folders, plan)
+    except gpus.GpuError:
+        return []
+    table = processes.table()
+    return [
+        f"pid {head.pid} was started again after the stop by {processes.origin(table, head)}: end what starts it first "
+        f"(cron, a loop, a supervisor), then run the same command again"
+        for head in found.all
+        if head.unit != plan.unit and head.started > since * os.sysconf("SC_CLK_TCK")
+    ]
 
 
 def _listener(table: Dict[int, Process], port: int, pid: Optional[int]) -> str:

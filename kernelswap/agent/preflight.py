@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import List
 
-from kernelswap.agent import engine, gpus, host, network, occupants, processes, units
+from kernelswap.agent import containers, engine, gpus, host, identity, network, occupants, processes, units
 from kernelswap.agent.host import Folders
 from kernelswap.agent.occupants import Occupants
+from kernelswap.agent.processes import Process
 from kernelswap.protocol import CONFIG_ROOT, STATE_ROOT, Plan, Request
 
 SYSTEMD_MIN = 247  # the first with reliable --timestamp=unix and credentials
@@ -24,7 +26,8 @@ def faults(folders: Folders, request: Request, plan: Plan, found: Occupants) -> 
         *disk(plan),
         *port(plan, found),
         *gpu(plan, found),
-        *strays(request, found),
+        *strays(request, plan, found),
+        *stuck(found),
         *way_back(folders, request),
     ] or engine_faults(plan)
 
@@ -88,14 +91,18 @@ def disk(plan: Plan) -> List[str]:
     return found
 
 
+END_FOREIGN = "set `end-foreign: true` to have it ended"
+
+
 def port(plan: Plan, found: Occupants) -> List[str]:
     table = processes.table()
     ours = processes.descendants(table, [process.pid for process in found.all])
-    foreign = [pid for pid in processes.listeners(plan.port).values() if pid not in ours]
+    foreign = [pid for pid in processes.listeners(plan.port) if pid not in ours]
     return [
         f"port {plan.port} is taken by {processes.describe(table[pid]) if pid in table else 'an unknown process'}: "
-        f"stop it, or set another `port:`"
+        f"stop it, set another `port:`, or {END_FOREIGN}"
         for pid in foreign
+        if not occupants.may_end(table, plan, found, pid)
     ]
 
 
@@ -111,22 +118,85 @@ def gpu(plan: Plan, found: Occupants) -> List[str]:
         lines.append(
             f"{plan.gpu_count} GPUs are needed, {len(usable)} are there: lower the parallelism, or repair the host"
         )
-    holders = occupants.foreign_holders(processes.table(), found, usable)
-    return lines + [f"{line}: end it, or give the instance other GPUs" for line in holders]
+    table = processes.table()
+    todo = f"end it, give the instance other GPUs, or {END_FOREIGN}"
+    holders = occupants.foreign_holders(table, found, usable).items()
+    return lines + [f"{line}: {todo}" for pid, line in holders if not occupants.may_end(table, plan, found, pid)]
 
 
-def strays(request: Request, found: Occupants) -> List[str]:
-    """Servers that no unit owns: taken over only when asked, and never out of a container."""
-    lines = []
-    for process in found.strays:
-        shown = processes.describe(process)
-        if processes.is_contained(process.pid):
-            lines.append(f"SGLang runs in a container: {shown}: stop that container")
-        elif processes.changed_user(process.pid):
-            lines.append(f"SGLang runs with the rights of another user than started it: {shown}: stop it by hand")
-        elif not request.adopt:
-            lines.append(f"SGLang runs outside any unit: {shown}: stop it, or take it over with --adopt")
+def strays(request: Request, plan: Plan, found: Occupants) -> List[str]:
+    """Servers that no unit owns: taken over only when asked, and only where they can be brought back.
+
+    What is foreign and to be ended needs no asking, but it must be endable.
+    """
+    lines = [line for process in found.strays if (line := _stray(request, process))]
+    for process in found.foreign if plan.end_foreign else ():
+        if process.container and (line := container(process)):
+            lines.append(line)
+        elif process.user_unit:
+            lines.append(f"{processes.describe(process)}: {_user_stop(process)}")
     return lines
+
+
+def _stray(request: Request, process: Process) -> str:
+    shown = processes.describe(process)
+    if process.container:
+        return container(process, request.adopt)
+    if process.user_unit:
+        return f"SGLang runs in a unit of its user: {shown}: {_user_stop(process)}"
+    if processes.is_contained(process.pid):
+        return f"SGLang runs in a container: {shown}: stop that container"
+    if processes.changed_user(process.pid):
+        return f"SGLang runs with the rights of another user than started it: {shown}: stop it by hand"
+    if not request.adopt:
+        return f"SGLang runs outside any unit: {shown}: stop it, or take it over with --adopt"
+    return ""
+
+
+def _user_stop(process: Process) -> str:
+    user = processes.user_name(process.uid)
+    return f"systemctl --user --machine={user}@ disable --now {process.user_unit}"
+
+
+def container(process: Process, adopt: bool = True) -> str:
+    """Why the container of a process cannot be stopped and brought back; "" if it can."""
+    shown, where = processes.describe(process), process.container
+    if where is None:
+        return ""
+    try:
+        answer = containers.ask(where)
+    except containers.ContainerError as error:
+        return f"a container that cannot be taken over: {shown} ({error}): stop it"
+    known = containers.found(where, answer)
+    if obstacle := _starting_unit(known.name) or containers.obstacle(known, answer):
+        return f"a container that cannot be taken over: {known}: {shown}: {obstacle}"
+    return "" if adopt else f"SGLang runs in {known}: {shown}: stop it, or take it over with --adopt"
+
+
+def _starting_unit(name: str) -> str:
+    clients = [
+        p for p in processes.table().values() if identity.name(p.argv) in ("docker", "podman") and name in p.argv
+    ]
+    unit = next((p.unit for p in clients if p.unit), None)
+    return f"unit {unit} starts it: systemctl disable --now {unit}" if unit else ""
+
+
+def stuck(found: Occupants, patience: float = 3.0) -> List[str]:
+    """What no signal would end: a process that waits in the kernel for longer than disks and networks take.
+
+    patience: seconds for which such a state must last.
+    """
+    until = time.monotonic() + patience
+    waiting = None
+    while waiting != set() and time.monotonic() < until:
+        table = processes.table()
+        tree = processes.descendants(table, [process.pid for process in [*found.all, *found.all_foreign]])
+        now = {pid for pid in tree if pid in table and table[pid].state == "D"}
+        waiting = now if waiting is None else waiting & now
+        time.sleep(0.1 if waiting else 0)
+    return [
+        f"{processes.stuck(table[pid])}: reset its GPU if that hangs, else reboot the host" for pid in waiting or ()
+    ]
 
 
 def engine_faults(plan: Plan) -> List[str]:

@@ -86,7 +86,7 @@ def _last_message(lines: Sequence[str]) -> str:
 
 def _not_ready(plan: Plan, server: Client, started: float, patience: float) -> str:
     """What a starting server still lacks; "" if nothing. patience: seconds to wait for its token."""
-    listening = processes.listeners(plan.port).values()
+    listening = processes.listeners(plan.port)
     table = processes.table()  # later than the listeners, so that it holds their owners
     mine = processes.cgroup_pids(table, plan.unit)
     strangers = [pid for pid in listening if pid in table and pid not in mine]

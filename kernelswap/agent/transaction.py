@@ -16,8 +16,21 @@ import time
 from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 from kernelswap import ledger
-from kernelswap.agent import client, files, gpus, host, network, occupants, preflight, processes, server, units
+from kernelswap.agent import (
+    client,
+    containers,
+    files,
+    gpus,
+    host,
+    network,
+    occupants,
+    preflight,
+    processes,
+    server,
+    units,
+)
 from kernelswap.agent.client import Client, Unanswered
+from kernelswap.agent.containers import FoundContainer
 from kernelswap.agent.events import Events
 from kernelswap.agent.host import Folders, FoundProcess, FoundUnit, Journal, ReleaseZero
 from kernelswap.agent.occupants import Dirty, Occupants
@@ -59,6 +72,7 @@ class Transaction:
         self.events = Events(self.evidence / "events.jsonl")
         self.steps: List[StepResult] = []
         self.started = 0.0  # when a server was started, epoch seconds
+        self.stopped: Optional[float] = None  # when all that served had been stopped, seconds of the boot
         self.plan: Plan  # of the candidate; read by the preflight
         self.found: Occupants  # what is to be stopped; nothing that comes later is
 
@@ -117,7 +131,7 @@ class Transaction:
             raise Failed(Cause("; ".join(faults), where, todo, "preflight"))
         overrides = units.status(self.plan.unit).overrides
         changed = f"; the unit is changed by {', '.join(overrides)}" if overrides else ""
-        return Seen(f"{len(found.all)} server(s) to replace{changed}")
+        return Seen(f"{len(found.all)} server(s) to replace{changed}{_others(found)}")
 
     def _found(self) -> Occupants:
         try:
@@ -143,44 +157,66 @@ class Transaction:
     def _note_found(self) -> None:
         """Before anything stops, write down all that is needed to bring it back."""
         self.found = found = self._found()
-        newcomers = preflight.strays(self.request, found)
+        newcomers = preflight.strays(self.request, self.plan, found)
         if newcomers:
             raise Failed(Cause("; ".join(newcomers), "ps", "run the same command again", "preflight"))
+        foreign = found.foreign_units if self.plan.end_foreign else {}
+        served = [FoundUnit(name, units.status(name).enabled) for name in sorted(found.units)]
+        others = [
+            FoundUnit(name, units.status(name).enabled, serves=False)
+            for name in sorted(set(foreign) - set(found.units))
+        ]
+        bare = [process for process in found.strays if not process.container]
         zero = ReleaseZero(
-            units=tuple(FoundUnit(name, units.status(name).enabled) for name in sorted(found.units)),
-            processes=tuple(_capture(process) for process in found.strays if process.is_launcher),
+            units=(*served, *others),
+            processes=tuple(_capture(process) for process in bare if process.is_launcher),
+            containers=tuple(self._found_containers(found)),
         )
         # Where another server had taken the place of ours, that one is what served, and what comes back.
         previous = None if zero and not found.own else self.journal.previous
         self.journal = dataclasses.replace(self.journal, touched=True, zero=zero, previous=previous)
 
+    def _found_containers(self, found: Occupants) -> Iterator[FoundContainer]:
+        serving = {place for process in found.strays if (place := process.container)}
+        others = (
+            {place for process in found.foreign if (place := process.container)} if self.plan.end_foreign else set()
+        )
+        for where in sorted(serving | others, key=str):
+            try:
+                yield containers.found(where, containers.ask(where), serves=where in serving)
+            except containers.ContainerError as error:
+                raise Failed(Cause(str(error), where.runtime, "run the same command again", "container")) from None
+
     def _stop(self) -> Seen:
-        found = self.found
-        table = processes.table()
-        known = [process.pid for process in found.strays if processes.alive(process)]
-        tree = [table[pid] for pid in processes.descendants(table, known) if pid in table]
+        found, zero = self.found, self.journal.zero
         timeout = self.plan.timeouts.stop
         ended = []
         try:
             if units.status(self.plan.unit).running:
                 ended.append(self.plan.unit)
             units.stop(self.plan.unit, timeout)
-            for name in found.units:
-                units.stop(name, timeout)
-                units.mask_until_reboot(name)
-                ended.append(name)
-        except units.UnitError as error:
+            for unit in zero.units:
+                units.stop(unit.name, timeout)
+                units.mask_until_reboot(unit.name)
+                ended.append(unit.name)
+            for container in zero.containers:
+                containers.stop(container, timeout)
+                ended.append(str(container))
+        except (units.UnitError, containers.ContainerError) as error:
             raise Failed(Cause(str(error), f"systemctl status {self.plan.unit}", "see what keeps it", "stop")) from None
-        left = processes.end(tree, timeout)
+        heads = [*found.strays, *(found.foreign if self.plan.end_foreign else ())]
+        bare = [process for process in heads if not process.container]
+        left = processes.end(bare, timeout, spare=[process.pid for process in found.bystanders])
+        self.stopped = time.clock_gettime(time.CLOCK_BOOTTIME)
         if left:
-            what = "; ".join(map(processes.describe, left))
+            what = "; ".join(map(processes.stuck, left))
             raise Failed(Cause(f"would not end: {what}", "/proc/PID/stack", "reboot the host", "stop"))
-        ended += [f"pid {process.pid}" for process in found.strays]
+        ended += [f"{process.engine + ' ' if process.engine else ''}pid {process.pid}" for process in bare]
         return Seen(", ".join(ended) or "nothing ran")
 
     def _clean(self, plan: Plan) -> Seen:
         try:
-            seen = occupants.prove_clean(self.folders, plan, plan.timeouts.clean)
+            seen = occupants.prove_clean(self.folders, plan, plan.timeouts.clean, self.stopped)
         except Dirty as dirty:
             files.append(self.evidence / "not-clean.txt", "\n".join(dirty.left))
             todo = "end what is left; if no process holds the memory, reset the GPU or reboot the host"
@@ -342,11 +378,11 @@ class Transaction:
 
     def _zero_runs(self, zero: ReleaseZero) -> bool:
         """Whether it is back already: systemd starts enabled units after a reboot."""
-        return all(units.status(name).running for name in self._zero_names(zero))
+        names = [unit.name for unit in zero.units] + self._adopted_names(zero)
+        return not zero.containers and all(units.status(name).running for name in names)
 
-    def _zero_names(self, zero: ReleaseZero) -> List[str]:
-        adopted = [_adopted_name(self.folders, number) for number in range(len(zero.processes))]
-        return [unit.name for unit in zero.units] + adopted
+    def _adopted_names(self, zero: ReleaseZero) -> List[str]:
+        return [_adopted_name(self.folders, number) for number in range(len(zero.processes))]
 
     def _start_zero(self, zero: ReleaseZero) -> Seen:
         for unit in zero.units:
@@ -357,14 +393,21 @@ class Transaction:
         for number, process in enumerate(zero.processes):
             if not units.status(_adopted_name(self.folders, number)).running:
                 _start_process(self.folders, number, process)
-        return Seen(", ".join(self._zero_names(zero)))
+        for container in zero.containers:
+            containers.start(container)
+        names = [*(unit.name for unit in zero.units), *self._adopted_names(zero), *map(str, zero.containers)]
+        return Seen(", ".join(names))
 
     def _zero_ready(self) -> Seen:
         """Wait for `/health` of every server that we brought back; it generates a token and needs no key."""
+        zero = self.journal.zero
+        expected = len(zero.processes) + sum(unit.serves for unit in zero.units)
+        expected += sum(container.serves for container in zero.containers)
         until = time.monotonic() + self.plan.timeouts.ready
         while True:
             heads = [process for process in self._found().all if process.is_launcher]
-            if len(heads) >= len(self._zero_names(self.journal.zero)) and all(map(_is_healthy, heads)):
+            ports = [_published(head, zero.containers) for head in heads]
+            if len(heads) >= expected and all(map(_is_healthy, ports)):
                 return Seen(f"/health of {len(heads)} server(s)")
             if time.monotonic() > until:
                 what = f"no healthy server within {self.plan.timeouts.ready:g} s"
@@ -469,7 +512,14 @@ class Transaction:
             return step()
         try:
             return step()
-        except (OSError, units.UnitError, gpus.GpuError, Unanswered, subprocess.SubprocessError) as error:
+        except (
+            OSError,
+            units.UnitError,
+            gpus.GpuError,
+            containers.ContainerError,
+            Unanswered,
+            subprocess.SubprocessError,
+        ) as error:
             raise Failed(Cause(f"{type(error).__name__}: {error}", name, "see what the host says", name)) from error
 
     def _close(self, outcome: str, serving: Optional[str], cause: Optional[Cause] = None, detail: str = "") -> Report:
@@ -534,8 +584,21 @@ def verdict(report: Report) -> str:
     return f"DOWN after {seconds:.1f} s: {report.detail}; cause: {why}; {tail}"
 
 
-def _is_healthy(process: processes.Process) -> bool:
-    port = process.port
+def _others(found: Occupants) -> str:
+    """What is here too and stays as it is, for people to know."""
+    left = [processes.describe(process) for process in found.bystanders]
+    return f"; left alone: {'; '.join(left)}" if left else ""
+
+
+def _published(head: processes.Process, found: Tuple[FoundContainer, ...]) -> Optional[int]:
+    """The port of the host at which a server answers."""
+    for container in found:
+        if head.container == container.place:
+            return container.ports.get(str(head.port), head.port)
+    return head.port
+
+
+def _is_healthy(port: Optional[int]) -> bool:
     if port is None:
         return False
     urls = [

@@ -175,7 +175,7 @@ def test_listeners(unused_port: int) -> None:
     child = subprocess.Popen([sys.executable, "-c", code, str(unused_port)], stdout=subprocess.PIPE)
     assert child.stdout is not None
     child.stdout.readline()
-    assert list(processes.listeners(unused_port).values()) == [child.pid]
+    assert processes.listeners(unused_port) == [child.pid]
     child.kill()
     child.wait()
-    assert processes.listeners(unused_port) == {}
+    assert processes.listeners(unused_port) == []
