@@ -1,6 +1,6 @@
 """What a process is, told from its words, its title and its program: SGLang, another engine, or neither.
 
-Never from a pattern over a whole command line: `tail -f sglang.log` is no server. knowledge/processes.json has the names.
+Never from a pattern over a whole command line: `tail -f sglang.log` is no server. Names: knowledge/processes.json.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ import json
 import os
 import time
 from dataclasses import dataclass, field
-from typing import Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
+from pathlib import Path
+from typing import Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
 
 from kernelswap.agent import files, gpus, identity, processes, units
 from kernelswap.agent.host import Folders
@@ -91,6 +92,9 @@ def sort(
                 strays.append(head)
         else:
             bystanders.append(head)
+    left_behind = [head for head in bystanders if _was_beside(head, strays) and head.pid not in elsewhere]
+    strays += left_behind
+    bystanders = [head for head in bystanders if head not in left_behind]
     known = processes.descendants(table, [p.pid for p in [*own, *strays, *(p for ps in by_unit.values() for p in ps)]])
     foreign = _foreign(table, on_port, on_gpus, known, bool(proxied & {p.port for p in strays}), others | {plan.unit})
     owners = {pid: owning_unit(table, table[pid], main_pids) for pid in foreign}
@@ -105,6 +109,13 @@ def sort(
         tuple(table[pid] for pid, unit in owners.items() if not unit),
         {unit: tuple(heads) for unit, heads in foreign_units.items()},
         tuple(bystanders),
+    )
+
+
+def _was_beside(head: Process, strays: Sequence[Process]) -> bool:
+    """Whether a worker without its launcher comes of the same start as one that is in the way."""
+    return head.is_worker and any(
+        p.is_worker and ((p.run and p.run == head.run) or (p.group and p.group == head.group)) for p in strays
     )
 
 
@@ -227,30 +238,44 @@ def main_pids(table: Dict[int, Process], pids: Iterable[int] = ()) -> Dict[str, 
 
 def find(folders: Folders, plan: Plan) -> Occupants:
     """The occupants of an instance, now. Raises gpus.GpuError where GPUs are declared and cannot be read."""
-    present = read_gpus(plan)
+    present, idle = read_gpus(plan), idle_memory(folders)
+    return judge(processes.PROC, plan, other_units(folders), present, idle, main_pids)
+
+
+MainPids = Callable[[Dict[int, Process], Iterable[int]], Dict[str, int]]
+
+
+def judge(
+    proc: Path,
+    plan: Plan,
+    others: Set[str],
+    present: Sequence[Gpu],
+    idle: Dict[str, int],
+    main: MainPids = lambda table, _: first_pids(table),
+) -> Occupants:
+    """The occupants of an instance by a folder that stands for /proc, live or recorded; see sort.
+
+    idle: the memory of each GPU with nothing on it, by UUID, in MiB. main: tells the main process of units.
+    """
     mine = gpus.assigned(tuple(present), plan.gpus)
-    on_port = {pid for pid in processes.listeners(plan.port) if pid}
-    table = processes.table()
-    suspects = _suspects(folders, plan, mine, table)
-    on_gpus = {pid for gpu in mine for pid in gpu.pids} | suspects
-    main = main_pids(table, on_port | on_gpus)
-    found = sort(table, plan, other_units(folders), on_port, on_gpus, main, present)
-    return dataclasses.replace(found, suspects=frozenset(suspects))
-
-
-def _suspects(folders: Folders, plan: Plan, mine: Sequence[Gpu], table: Dict[int, Process]) -> Set[int]:
-    """Who has a GPU's node open for CUDA, for the GPUs whose memory is in use by nobody that NVML can show."""
-    idle = idle_memory(folders)
+    on_port = {pid for pid in processes.listeners(plan.port, proc) if pid}
+    table = processes.table(proc)
     doubted = [
-        gpu
+        gpu.uuid
         for gpu in mine
         if gpu.memory_used > idle.get(gpu.uuid, 0) + plan.memory_margin and not table.keys() & set(gpu.pids)
     ]
-    nodes = processes.gpu_nodes() if doubted else {}
-    wanted = {nodes[gpu.uuid] for gpu in doubted if gpu.uuid in nodes}
-    if not wanted:
-        return set()
-    held = processes.open_files({*wanted, UVM})
+    suspects = _computing(proc, table, doubted) if doubted else set()
+    on_gpus = {pid for gpu in mine for pid in gpu.pids} | suspects
+    found = sort(table, plan, others, on_port, on_gpus, main(table, on_port | on_gpus), present)
+    return dataclasses.replace(found, suspects=frozenset(suspects))
+
+
+def _computing(proc: Path, table: Dict[int, Process], uuids: Iterable[str]) -> Set[int]:
+    """Who has the node of such a GPU open for CUDA: asked where memory is in use by nobody that NVML can show."""
+    nodes = processes.gpu_nodes(proc)
+    wanted = {nodes[uuid] for uuid in uuids if uuid in nodes}
+    held = processes.open_files({*wanted, UVM}, proc)
     computing = {pid for pid, opened in held.items() if UVM in opened and opened & wanted}
     return {pid for pid in computing if pid in table and not identity.is_harmless(table[pid].argv, table[pid].comm)}
 

@@ -29,6 +29,7 @@ class Process:
     """One line of the process table. started: clock ticks since boot, as in /proc/PID/stat; state: R, S, D, Z, ...
 
     comm: the name that the kernel keeps, cut to 15 characters. exe: the program's file, "" if it cannot be read.
+    group: of processes that a shell started together; 0 if unknown.
     variables: of an engine's environment, those that tell whose it is.
     """
 
@@ -42,6 +43,7 @@ class Process:
     comm: str = ""
     exe: str = ""
     threads: int = 1
+    group: int = 0
     variables: Tuple[Tuple[str, str], ...] = ()
 
     @property
@@ -78,7 +80,12 @@ class Process:
         """Whether it is a process that an SGLang server starts for itself."""
         if identity.is_worker(self.argv, self.comm):
             return True
-        return identity.is_python_child(self.argv) and any(name == "SGLANG_RUN_ID" for name, _ in self.variables)
+        return identity.is_python_child(self.argv) and bool(self.run)
+
+    @property
+    def run(self) -> str:
+        """What SGLang calls the start that an engine's process belongs to."""
+        return dict(self.variables).get("SGLANG_RUN_ID", "")
 
     @property
     def engine(self) -> str:
@@ -119,6 +126,8 @@ def _read(entry: Path) -> Process:
     # The name in parentheses may itself hold spaces and parentheses: what follows the last one is fixed.
     stat = text.rpartition(")")[2].split()
     argv, comm = _words(_text(entry / "cmdline")), text.partition("(")[2].rpartition(")")[0]
+    if not any(argv):
+        argv = ()  # of a zombie, a kernel thread, or of one that emptied it
     exe = _link(entry / "exe").replace(" (deleted)", "")
     tells = identity.is_server(argv, exe) or identity.is_worker(argv, comm) or identity.is_python_child(argv)
     return Process(
@@ -132,6 +141,7 @@ def _read(entry: Path) -> Process:
         comm=comm,
         exe=exe,
         threads=int(stat[17]),
+        group=int(stat[2]),
         variables=_variables(entry) if tells else (),
     )
 
@@ -152,8 +162,8 @@ def _link(path: Path) -> str:
 
 
 def _words(text: str) -> Tuple[str, ...]:
-    """The words of a command line. A title laid over them (setproctitle) is one text without an end: it is one word."""
-    return tuple(text.rstrip("\0\n").split("\0")) if text.strip("\0\n") else ()
+    """The words of a command line. Where a title was laid over them (setproctitle), spaces are all that divides it."""
+    return tuple(text.rstrip("\0").split("\0") if "\0" in text else text.split())
 
 
 def _uid(entry: Path) -> int:
@@ -236,9 +246,13 @@ def _embedding(processes: Dict[int, Process], pid: int) -> int:
 
 def main_launcher(processes: Dict[int, Process], head: Process) -> Process:
     """The process of a server's tree that drains it when asked: the launcher below all wrappers."""
-    below = [processes[pid] for pid in descendants(processes, [head.pid]) if pid in processes]
-    launchers = [p for p in below if p.is_launcher and not p.ended]
-    return max(launchers, key=lambda p: len(ancestors(processes, p.pid)), default=head)
+    # What a launcher forks has the same words; so only wrappers are looked below.
+    while identity.is_wrapper(head.argv):
+        below = [p for p in processes.values() if p.parent == head.pid and p.is_launcher and not p.ended]
+        if not below:
+            break
+        head = below[0]
+    return head
 
 
 def cgroup_pids(processes: Dict[int, Process], unit: str) -> Set[int]:

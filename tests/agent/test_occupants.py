@@ -78,8 +78,8 @@ def test_foreign_holders_are_named() -> None:
     held = [Gpu(0, "GPU-0", "RTX", "12.0", 97887, 5000, pids=(11, 40, 99))]
     lines = occupants.foreign_holders(rows, found, held)
     assert len(lines) == 2
-    assert "pid 40" in lines[0]
-    assert lines[1] == "GPU 0 is held by pid 99, not visible here"
+    assert "pid 40" in lines[40]
+    assert lines[99] == "GPU 0 is held by pid 99, not visible here"
 
 
 def test_a_transient_unit_owns_no_server() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -158,6 +159,111 @@ def test_end_kills_what_ignores_the_request() -> None:
     child.stdout.readline()
     assert processes.end([processes.table()[child.pid]], deadline=0.3) == []
     assert child.wait() == -9
+
+
+TREE = """
+import os, signal, subprocess, sys, time
+log = open(sys.argv[1], "a", buffering=1)
+def told(number, _frame):
+    log.write(f"{os.getpid()} {number}\\n")
+    sys.exit(0)
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, told if sys.argv[2] == "main" or number == signal.SIGTERM else signal.SIG_DFL)
+if sys.argv[2] == "main":
+    subprocess.Popen([sys.executable, __file__, sys.argv[1], "worker"], start_new_session=True)
+log.write(f"{os.getpid()} {sys.argv[2]}\\n")
+time.sleep(60)
+"""
+
+
+def run_server(folder: Path, *before: str) -> tuple[subprocess.Popen[bytes], int, Path]:
+    """A launcher by its words, whose worker leaves its session and outlives it: the process, the worker, their log."""
+    script, log = folder / "sglang/launch_server.py", folder / "log"
+    script.parent.mkdir()
+    script.write_text(TREE)
+    main = subprocess.Popen([*before, sys.executable, str(script), str(log), "main"])
+    until = time.monotonic() + 20
+    while (log.read_text().count("\n") if log.exists() else 0) < 2:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    worker = next(int(line.split()[0]) for line in log.read_text().splitlines() if line.endswith("worker"))
+    return main, worker, log
+
+
+def test_end_asks_the_launcher_alone_and_follows_what_it_leaves_behind(tmp_path: Path) -> None:
+    main, worker, log = run_server(tmp_path)
+    found = processes.table()
+    assert [p.pid for p in processes.servers({pid: found[pid] for pid in (main.pid, worker)})] == [main.pid]
+    assert processes.end([found[main.pid]], deadline=1.0) == []
+    assert main.wait() == 0
+    told = [line for line in log.read_text().splitlines() if line.split()[1].isdigit()]
+    assert told == [f"{main.pid} {signal.SIGINT.value}"]  # the worker was killed at the deadline, unasked
+    assert worker not in processes.table() or processes.table()[worker].ended
+
+
+def test_the_launcher_below_a_wrapper_is_asked(tmp_path: Path) -> None:
+    main, _worker, log = run_server(tmp_path, "timeout", "60")
+    found = processes.table()
+    assert found[main.pid].is_launcher
+    assert processes.main_launcher(found, found[main.pid]).parent == main.pid
+    assert processes.end([found[main.pid]], deadline=1.0) == []
+    main.wait()
+    told = [line.split() for line in log.read_text().splitlines() if line.split()[1].isdigit()]
+    assert [number for _, number in told] == [str(signal.SIGINT.value)]
+    assert told[0][0] != str(main.pid)
+
+
+def test_end_spares_what_it_is_told_to(tmp_path: Path) -> None:
+    main, worker, _log = run_server(tmp_path)
+    found = processes.table()
+    assert processes.end([found[main.pid]], deadline=0.5, spare=[worker]) == []
+    assert processes.alive(found[worker])
+    assert processes.end([found[worker]], deadline=5) == []
+    main.wait()
+
+
+@pytest.mark.parametrize(
+    ("argv", "ignored", "number"),
+    [
+        (("python3", "-m", "sglang.launch_server"), "0000000000000000", signal.SIGINT),
+        (
+            ("python3", "-m", "sglang.launch_server"),
+            "0000000001001002",
+            signal.SIGTERM,
+        ),  # nohup in a script's background
+        (("sglang::scheduler",), "0000000000000000", signal.SIGTERM),
+        (("vllm", "serve"), "0000000000000000", signal.SIGTERM),
+    ],
+)
+def test_the_signal_that_drains(argv: tuple[str, ...], ignored: str, number: int, tmp_path: Path) -> None:
+    (tmp_path / "100").mkdir()
+    (tmp_path / "100/status").write_text(f"Name:\tx\nSigIgn:\t{ignored}\n")
+    assert processes.drain_signal(process(*argv), tmp_path) == number
+
+
+def test_what_no_signal_ends_is_told_with_where_it_waits(tmp_path: Path) -> None:
+    (tmp_path / "100").mkdir()
+    (tmp_path / "100/stat").write_text("100 (sglang::schedul) D 1 " + "0 " * 48)
+    (tmp_path / "100/wchan").write_text("os_acquire_rwlock_write")
+    said = processes.stuck(process("sglang::scheduler"), tmp_path)
+    assert "pid 100" in said
+    assert "state D, in os_acquire_rwlock_write" in said
+
+
+@pytest.mark.parametrize(
+    ("rows", "who"),
+    [
+        ([process("x", pid=9, cgroup="/system.slice/cron.service")], "unit cron.service"),
+        ([process("x", pid=9, parent=8), process("bash", "loop.sh", pid=8)], "pid 8: bash loop.sh"),
+        (
+            [process("x", pid=9, cgroup="/system.slice/docker-" + "a" * 64 + ".scope")],
+            "docker (container aaaaaaaaaaaa)",
+        ),
+        ([process("x", pid=9, cgroup="/user.slice/user-0.slice/user@0.service/app.slice/a.service")], "unit a.service"),
+    ],
+)
+def test_who_started_it(rows: list[Process], who: str) -> None:
+    assert who in processes.origin({row.pid: row for row in rows}, rows[0])
 
 
 def test_end_never_touches_ourselves_or_our_ancestors() -> None:
