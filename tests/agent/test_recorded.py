@@ -2,7 +2,7 @@
 
 A process is `pid`, `parent`, `argv`, `cgroup` (the v2 path; `raw_cgroup`: the whole file), and what else matters of
 `comm`, `exe`, `uid` (1000), `state` (S), `threads`, `started` and `group` (its id), `env`, `fds`; `joined`: its command
-line is a title, without ends of words; `missing`: files that are not there. `listening`: a port and its socket's holders.
+line is a title, without ends of words; `missing`: files that are not there. `listening`: ports with their holders.
 `minors`: what the driver says of its GPUs. `expect`: own, unit NAME, stray, user unit NAME, container RUNTIME ID,
 foreign [NAME], other (SGLang, not this instance's), or innocent.
 """
