@@ -183,14 +183,15 @@ STRAYS_TODO = "stop them, or let this swap take them over and bring them back if
 
 
 def _in_the_way(server: Server, plan: Plan) -> bool:
-    """A server of no unit, unless the instance keeps to its own GPUs and ports differ: then the agent looks closer."""
-    elsewhere = bool(plan.gpus) and server.port is not None and server.port != plan.port
-    return server.unit is None and not elsewhere
+    """A server of no unit on the instance's port. Which of the others are on its GPUs, the agent finds out."""
+    return server.unit is None and server.port == plan.port
 
 
 def _list(servers: list[Server]) -> str:
     return "; ".join(
-        f"pid {s.pid} of {s.user} since {when(s.started)}: {shorten(shlex.join(s.argv), 120)}" for s in servers
+        f"pid {s.pid} of {s.user}{f' in {s.container}' if s.container else ''} since {when(s.started)}: "
+        f"{shorten(shlex.join(s.argv), 120)}"
+        for s in servers
     )
 
 

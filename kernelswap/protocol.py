@@ -229,7 +229,10 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Server:
-    """An SGLang server process that was found on the host. unit: the systemd service it belongs to, if any."""
+    """An SGLang server process that was found on the host. unit: the systemd service it belongs to, if any.
+
+    container: the container it runs in, for people; "" outside of any.
+    """
 
     pid: int
     started: float
@@ -237,6 +240,7 @@ class Server:
     argv: Tuple[str, ...]
     unit: Optional[str] = None
     port: Optional[int] = None
+    container: str = ""
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,14 @@ def ask(where: Place) -> Dict[str, Any]:
         raise ContainerError(f"{where.runtime} inspect {where.id[:12]}: no answer that can be read") from None
 
 
+def describe(where: Place) -> str:
+    """A container for people, with what its runtime tells where that can be asked."""
+    try:
+        return str(found(where, ask(where)))
+    except ContainerError:
+        return f"{where.runtime} container {where.id[:12]}"
+
+
 def found(where: Place, answer: Dict[str, Any], serves: bool = True) -> FoundContainer:
     """A container as its runtime describes it."""
     config, host = answer.get("Config") or {}, answer.get("HostConfig") or {}

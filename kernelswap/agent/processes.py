@@ -366,6 +366,7 @@ def as_server(process: Process, unit: Optional[str]) -> Server:
         argv=tuple(hide_secrets(process.argv)),
         unit=unit,
         port=process.port,
+        container=containers.describe(process.container) if process.container else "",
     )
 
 
