@@ -127,8 +127,9 @@ def test_the_end_of_a_swap_is_told_to_whoever_comes_next(seen: InstanceState, sa
     assert decide.last_failure(seen) == says
 
 
-def test_a_stray_on_other_gpus_and_another_port_is_left_to_the_agent() -> None:
-    release = replace(RELEASE, plan=replace(PLAN, gpus=("0",)))
+@pytest.mark.parametrize("gpus", [(), ("0",)])
+def test_a_stray_on_another_port_is_left_to_the_agent(gpus: tuple[str, ...]) -> None:
+    release = replace(RELEASE, plan=replace(PLAN, gpus=gpus))
     state = HostState("sha", "key", instances=(InstanceState("main"),), servers=(replace(STRAY, port=30001),))
     assert isinstance(decide.converge(Goal(), release, state), Swap)
 

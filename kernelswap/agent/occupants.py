@@ -106,7 +106,7 @@ def sort(
         tuple(own),
         {unit: tuple(heads) for unit, heads in by_unit.items()},
         tuple(strays),
-        tuple(table[pid] for pid, unit in owners.items() if not unit),
+        tuple(table[pid] for pid, unit in owners.items() if not unit and _may_be_ended(table[pid])),
         {unit: tuple(heads) for unit, heads in foreign_units.items()},
         tuple(bystanders),
     )
@@ -178,6 +178,11 @@ def _foreign(
             continue
         heads.add(_head(table, process).pid)
     return sorted(pid for pid in heads if not (processes.ancestors(table, table[pid].parent) & heads) and pid > 1)
+
+
+def _may_be_ended(process: Process) -> bool:
+    """Not what runs others' programs (sshd, dockerd), nor Docker's proxy: its container would lose its port."""
+    return not identity.is_spawner(process.argv, process.comm) and not _proxied_port(process)
 
 
 def _head(table: Dict[int, Process], process: Process) -> Process:
@@ -347,6 +352,7 @@ def prove_clean(folders: Folders, plan: Plan, deadline: float, since: Optional[f
         "no SGLang process",
         f"no listener on port {plan.port}",
         *(f"GPU {gpu.index} {gpu.uuid}: {gpu.memory_used} MiB used, no process" for gpu in held),
+        *processes.zombies(processes.table()),
     ]
 
 

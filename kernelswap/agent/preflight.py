@@ -91,16 +91,13 @@ def disk(plan: Plan) -> List[str]:
     return found
 
 
-END_FOREIGN = "set `end-foreign: true` to have it ended"
-
-
 def port(plan: Plan, found: Occupants) -> List[str]:
     table = processes.table()
     ours = processes.descendants(table, [process.pid for process in found.all])
     foreign = [pid for pid in processes.listeners(plan.port) if pid not in ours]
     return [
         f"port {plan.port} is taken by {processes.describe(table[pid]) if pid in table else 'an unknown process'}: "
-        f"stop it, set another `port:`, or {END_FOREIGN}"
+        f"stop it, {_end_foreign(plan)}or set another `port:`"
         for pid in foreign
         if not occupants.may_end(table, plan, found, pid)
     ]
@@ -119,9 +116,13 @@ def gpu(plan: Plan, found: Occupants) -> List[str]:
             f"{plan.gpu_count} GPUs are needed, {len(usable)} are there: lower the parallelism, or repair the host"
         )
     table = processes.table()
-    todo = f"end it, give the instance other GPUs, or {END_FOREIGN}"
+    todo = f"end it, {_end_foreign(plan)}or give the instance other GPUs"
     holders = occupants.foreign_holders(table, found, usable).items()
     return lines + [f"{line}: {todo}" for pid, line in holders if not occupants.may_end(table, plan, found, pid)]
+
+
+def _end_foreign(plan: Plan) -> str:
+    return "" if plan.end_foreign else "set `end-foreign: true` to have it ended, "
 
 
 def strays(request: Request, plan: Plan, found: Occupants) -> List[str]:

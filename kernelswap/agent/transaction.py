@@ -222,7 +222,8 @@ class Transaction:
             todo = "end what is left; if no process holds the memory, reset the GPU or reboot the host"
             raise Failed(Cause(f"the host is not clean: {dirty}", "nvidia-smi", todo, "not-clean")) from None
         files.append(self.evidence / "clean.txt", "\n".join(seen))
-        return Seen(", ".join(seen[:2]) + (f", {len(seen) - 2} GPU(s) idle" if len(seen) > 2 else ""))
+        idle = sum(line.startswith("GPU ") for line in seen)
+        return Seen(", ".join(seen[:2]) + (f", {idle} GPU(s) idle" if idle else ""))
 
     def _activate(self) -> Seen:
         text = (self.folders.release(self.request.release) / self.plan.unit).read_text(encoding="utf-8")
@@ -329,7 +330,7 @@ class Transaction:
                     self._step("clean", lambda: self._clean(plan), back=True)
                 self._step("start", lambda: self._restart(plan), back=True)
             return self._verify_back(plan, cause)
-        except (Failed, OSError, ValueError, units.UnitError) as error:
+        except (Failed, OSError, ValueError, units.UnitError, containers.ContainerError) as error:
             return self._down(cause, f"rolling back to {previous or 'what served before'} failed: {error}")
 
     def _restart(self, plan: Plan) -> Seen:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from kernelswap.agent import files, host
+from kernelswap.agent.containers import FoundContainer
 from kernelswap.agent.host import Folders, FoundProcess, FoundUnit, Journal, ReleaseZero
 from kernelswap.protocol import Report, Request, encode
 
@@ -12,6 +14,8 @@ REQUEST = Request("20261130T000000Z-ab12", "main", "converge", "trtllm-012345678
 def test_the_journal_reads_back_as_written(tmp_path: Path) -> None:
     folders = Folders("main", tmp_path)
     zero = ReleaseZero((FoundUnit("my-glm.service", True),), (FoundProcess(("a", "b c"), {"K": "v\n"}, "/", 1, 2),))
+    container = FoundContainer("docker", "c" * 64, "glm", "sglang:x", "on-failure:3", "2026", ports={"8000": 30000})
+    zero = dataclasses.replace(zero, containers=(container,))
     journal = Journal(REQUEST, 1.5, "boot", step="stop", touched=True, previous="a-1", zero=zero)
     host.write_journal(folders, journal)
     assert host.read_journal(folders) == journal

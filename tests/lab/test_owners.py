@@ -83,7 +83,7 @@ def test_what_is_no_sglang_is_ended_only_where_the_inventory_says_so(project: Pr
     refused = project.deploy("--adopt", "-y")
     assert refused.code == 1
     assert f"port 30000 is taken by pid {pid} of root, since " in refused
-    assert "`end-foreign: true`" in refused
+    assert "set `end-foreign: true` to have it ended" in refused
     assert host.output(f"test -d /proc/{pid} && echo alive") == "alive"
 
     project.model(f"{MODEL}\nend-foreign: true")
