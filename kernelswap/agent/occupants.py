@@ -24,6 +24,7 @@ class Occupants:
     own: SGLang in the instance's own unit; units: in hand-written ones, by unit; strays: in none.
     foreign: what is no SGLang, in no unit; foreign_units: the same by unit; ended only where `end-foreign` says so.
     bystanders: SGLang that is on neither, or another instance's: never touched.
+    watchers: monitors and display servers on the GPUs: not in the way.
     suspects: ids that NVML does not show on a GPU and that may be on it.
     """
 
@@ -33,6 +34,7 @@ class Occupants:
     foreign: Tuple[Process, ...] = ()
     foreign_units: Dict[str, Tuple[Process, ...]] = field(default_factory=dict)
     bystanders: Tuple[Process, ...] = ()
+    watchers: Tuple[Process, ...] = ()
     suspects: FrozenSet[int] = frozenset()
 
     @property
@@ -109,6 +111,7 @@ def sort(
         tuple(table[pid] for pid, unit in owners.items() if not unit and _may_be_ended(table[pid])),
         {unit: tuple(heads) for unit, heads in foreign_units.items()},
         tuple(bystanders),
+        tuple(table[pid] for pid in sorted(on_gpus & table.keys()) if _is_harmless(table[pid])),
     )
 
 
@@ -172,12 +175,16 @@ def _foreign(
         process = table.get(pid)
         if process is None or process.ended or process.unit in ours:
             continue
-        if pid not in on_port and identity.is_harmless(process.argv, process.comm):
+        if pid not in on_port and _is_harmless(process):
             continue
         if proxy_known and _proxied_port(process):
             continue
         heads.add(_head(table, process).pid)
     return sorted(pid for pid in heads if not (processes.ancestors(table, table[pid].parent) & heads) and pid > 1)
+
+
+def _is_harmless(process: Process) -> bool:
+    return identity.is_harmless(process.argv, process.comm)
 
 
 def _may_be_ended(process: Process) -> bool:
@@ -241,6 +248,15 @@ def main_pids(table: Dict[int, Process], pids: Iterable[int] = ()) -> Dict[str, 
     }
 
 
+def transient_units(heads: Iterable[Process]) -> Set[str]:
+    """The transient units that these servers are all of: they would go on starting them (`systemd-run -p Restart=`)."""
+    heads = list(heads)
+    found = {unit: units.status(unit) for unit in {head.unit for head in heads} if unit}
+    mains = {unit: seen.main_pid for unit, seen in found.items() if seen.fragment.startswith(TRANSIENT)}
+    table = processes.table()
+    return {unit for head in heads if (unit := owning_unit(table, head, mains))}
+
+
 def find(folders: Folders, plan: Plan) -> Occupants:
     """The occupants of an instance, now. Raises gpus.GpuError where GPUs are declared and cannot be read."""
     present, idle = read_gpus(plan), idle_memory(folders)
@@ -282,7 +298,7 @@ def _computing(proc: Path, table: Dict[int, Process], uuids: Iterable[str]) -> S
     wanted = {nodes[uuid] for uuid in uuids if uuid in nodes}
     held = processes.open_files({*wanted, UVM}, proc)
     computing = {pid for pid, opened in held.items() if UVM in opened and opened & wanted}
-    return {pid for pid in computing if pid in table and not identity.is_harmless(table[pid].argv, table[pid].comm)}
+    return {pid for pid in computing if pid in table and not _is_harmless(table[pid])}
 
 
 def read_gpus(plan: Plan) -> Sequence[Gpu]:
@@ -308,7 +324,7 @@ def foreign_holders(table: Dict[int, Process], found: Occupants, held: Sequence[
     for gpu in held:
         for pid in gpu.pids:
             process = table.get(pid)
-            if pid in known or (process and identity.is_harmless(process.argv, process.comm)):
+            if pid in known or (process and _is_harmless(process)):
                 continue
             what = processes.describe(process) if process else f"pid {pid}, not visible here"
             lines[pid] = f"GPU {gpu.index} is held by {what}"

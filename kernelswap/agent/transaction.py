@@ -206,7 +206,10 @@ class Transaction:
             raise Failed(Cause(str(error), f"systemctl status {self.plan.unit}", "see what keeps it", "stop")) from None
         heads = [*found.strays, *(found.foreign if self.plan.end_foreign else ())]
         bare = [process for process in heads if not process.container]
+        starters = occupants.transient_units(found.strays)
         left = processes.end(bare, timeout, spare=[process.pid for process in found.bystanders])
+        for name in starters:
+            units.stop(name, timeout)
         self.stopped = time.clock_gettime(time.CLOCK_BOOTTIME)
         if left:
             what = "; ".join(map(processes.stuck, left))
@@ -379,11 +382,17 @@ class Transaction:
 
     def _zero_runs(self, zero: ReleaseZero) -> bool:
         """Whether it is back already: systemd starts enabled units after a reboot."""
-        names = [unit.name for unit in zero.units] + self._adopted_names(zero)
-        return not zero.containers and all(units.status(name).running for name in names)
+        back = all(units.status(unit.name).running for unit in zero.units) and not zero.containers
+        return back and not self._missing(zero)
 
-    def _adopted_names(self, zero: ReleaseZero) -> List[str]:
-        return [_adopted_name(self.folders, number) for number in range(len(zero.processes))]
+    def _missing(self, zero: ReleaseZero) -> List[int]:
+        """Which adopted processes do not run: neither in the unit that we made for them, nor started again by others."""
+        again = {process.argv for process in self._found().strays}
+        return [
+            number
+            for number, process in enumerate(zero.processes)
+            if process.argv not in again and not units.status(_adopted_name(self.folders, number)).running
+        ]
 
     def _start_zero(self, zero: ReleaseZero) -> Seen:
         for unit in zero.units:
@@ -391,13 +400,12 @@ class Transaction:
             if unit.enabled:
                 units.enable(unit.name)
             units.start(unit.name, timeout=300)
-        for number, process in enumerate(zero.processes):
-            if not units.status(_adopted_name(self.folders, number)).running:
-                _start_process(self.folders, number, process)
+        for number in self._missing(zero):
+            _start_process(self.folders, number, zero.processes[number])
         for container in zero.containers:
             containers.start(container)
-        names = [*(unit.name for unit in zero.units), *self._adopted_names(zero), *map(str, zero.containers)]
-        return Seen(", ".join(names))
+        adopted = [_adopted_name(self.folders, number) for number in range(len(zero.processes))]
+        return Seen(", ".join([*(unit.name for unit in zero.units), *adopted, *map(str, zero.containers)]))
 
     def _zero_ready(self) -> Seen:
         """Wait for `/health` of every server that we brought back; it generates a token and needs no key."""
@@ -587,7 +595,7 @@ def verdict(report: Report) -> str:
 
 def _others(found: Occupants) -> str:
     """What is here too and stays as it is, for people to know."""
-    left = [processes.describe(process) for process in found.bystanders]
+    left = [processes.describe(process) for process in [*found.bystanders, *found.watchers]]
     return f"; left alone: {'; '.join(left)}" if left else ""
 
 

@@ -108,9 +108,11 @@ def verdicts(proc: Path, found: Occupants) -> dict[int, str]:
 def test_whose_each_process_is(path: Path, tmp_path: Path) -> None:
     case = {"gpus": [], **json.loads(path.read_text())}
     lay_out(case, tmp_path)
-    said = verdicts(tmp_path, judge(case, tmp_path))
+    found = judge(case, tmp_path)
+    said = verdicts(tmp_path, found)
     expected = {int(pid): verdict for pid, verdict in case["expect"].items()}
     assert {pid: said.get(pid) for pid in expected} == expected
+    assert [watcher.pid for watcher in found.watchers] == case.get("watchers", [])
     assert processes.zombies(processes.table(tmp_path)) == case.get("zombies", [])
 
 

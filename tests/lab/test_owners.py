@@ -106,10 +106,19 @@ def test_a_foreign_unit_comes_back_with_a_failed_swap(project: Project, host: Ho
     assert host.run("systemctl is-active other.service", check=False).stdout == "inactive\n"
 
 
+def test_a_stray_of_a_transient_unit_is_ended_with_it(project: Project, host: Host) -> None:
+    unit = "--unit=glm --property=Restart=always --property=RestartSec=100ms --setenv=PYTHONPATH=/opt/standin"
+    host.run(f"systemd-run {unit} {WORDS}; {WAIT}")
+    assert project.deploy("--adopt", "-y").code == 0
+    assert release(host).startswith("plain-")
+    assert host.run("systemctl is-active glm.service", check=False).stdout == "inactive\n"
+
+
 def test_a_stray_that_a_loop_starts_again_is_told_with_who_does_it(project: Project, host: Host) -> None:
     host.write("/root/loop.sh", f"export PYTHONPATH=/opt/standin\nwhile true; do\n  {WORDS}\n  sleep 0.5\ndone\n")
     host.run(f"systemd-run --scope bash /root/loop.sh >/dev/null 2>&1 </dev/null & {WAIT}")
     failed = project.deploy("--adopt", "-y")
     assert failed.code == 1
+    assert "ROLLED BACK" in failed  # by the loop itself: it answers again
     assert "was started again after the stop by pid " in failed
     assert "bash /root/loop.sh: end what starts it first" in failed
