@@ -382,7 +382,11 @@ def remains(folders: Folders, plan: Plan) -> List[str]:
         return [str(error)]
     # The guard runs inside the unit that is about to start: it and its ancestors are no rest.
     mine = processes.ancestors(table, os.getpid())
-    left = [processes.describe(process) for process in found.all if process.pid not in mine]
+    left = [
+        f"{processes.describe(process)} (started by {processes.origin(table, process)})"
+        for process in found.all
+        if process.pid not in mine
+    ]
     left += foreign_holders(table, found, held).values()
     left += [_listener(table, plan.port, pid) for pid in processes.listeners(plan.port)]
     idle = idle_memory(folders)

@@ -386,7 +386,7 @@ class Transaction:
         return back and not self._missing(zero)
 
     def _missing(self, zero: ReleaseZero) -> List[int]:
-        """Which adopted processes do not run: neither in the unit that we made for them, nor started again by others."""
+        """Which adopted processes run neither in the unit that we made for them, nor started again by others."""
         again = {process.argv for process in self._found().strays}
         return [
             number
