@@ -116,10 +116,10 @@ def test_a_stray_of_a_transient_unit_is_ended_with_it(project: Project, host: Ho
 
 
 def test_a_stray_that_a_loop_starts_again_is_told_with_who_does_it(project: Project, host: Host) -> None:
-    host.write("/root/loop.sh", f"export PYTHONPATH=/opt/standin\nwhile true; do\n  {WORDS}\n  sleep 0.5\ndone\n")
+    host.write("/root/loop.sh", f"export PYTHONPATH=/opt/standin\nwhile true; do\n  {WORDS}\n  sleep 0.1\ndone\n")
     host.run(f"systemd-run --scope bash /root/loop.sh >/dev/null 2>&1 </dev/null & {WAIT}")
     failed = project.deploy("--adopt", "-y")
     assert failed.code == 1
     assert "ROLLED BACK" in failed  # by the loop itself: it answers again
     # By the clean step, or by the guard if the loop was just asleep.
-    assert re.search(r"started (again after the stop )?by pid \d+: bash /root/loop.sh", failed.output)
+    assert re.search(r"started (again after the stop )?by pid \d+: (/usr/bin/)?bash /root/loop.sh", failed.output)
