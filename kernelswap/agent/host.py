@@ -10,7 +10,7 @@ from typing import Dict, List, Optional, Tuple
 
 from kernelswap import ledger
 from kernelswap.agent import files
-from kernelswap.protocol import CONFIG_ROOT, STATE_ROOT, Plan, Report, Request, decode, encode, unit_name
+from kernelswap.protocol import CONFIG_ROOT, STATE_ROOT, Plan, Report, Request, decode, encode, gpu_indices, unit_name
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,10 @@ class Folders:
     @property
     def journal(self) -> Path:
         return self.state / "journal.json"
+
+    @property
+    def gpu_indices(self) -> Path:
+        return self.root / gpu_indices(self.instance).lstrip("/")
 
     @property
     def request(self) -> Path:

@@ -16,7 +16,19 @@ import time
 from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 from kernelswap import ledger
-from kernelswap.agent import client, files, gpus, host, network, occupants, preflight, processes, server, units
+from kernelswap.agent import (
+    client,
+    files,
+    gpus,
+    host,
+    kernel_log,
+    network,
+    occupants,
+    preflight,
+    processes,
+    server,
+    units,
+)
 from kernelswap.agent.client import Client, Unanswered
 from kernelswap.agent.events import Events
 from kernelswap.agent.host import Folders, FoundProcess, FoundUnit, Journal, ReleaseZero
@@ -183,8 +195,7 @@ class Transaction:
             seen = occupants.prove_clean(self.folders, plan, plan.timeouts.clean)
         except Dirty as dirty:
             files.append(self.evidence / "not-clean.txt", "\n".join(dirty.left))
-            todo = "end what is left; if no process holds the memory, reset the GPU or reboot the host"
-            raise Failed(Cause(f"the host is not clean: {dirty}", "nvidia-smi", todo, "not-clean")) from None
+            raise Failed(Cause(f"the host is not clean: {dirty}", "nvidia-smi", dirty.todo, "not-clean")) from None
         files.append(self.evidence / "clean.txt", "\n".join(seen))
         return Seen(", ".join(seen[:2]) + (f", {len(seen) - 2} GPU(s) idle" if len(seen) > 2 else ""))
 
@@ -245,6 +256,7 @@ class Transaction:
 
     def _commit(self) -> Seen:
         """Idempotent, since a recovery after the commit point runs it again."""
+        self._tell_xids()
         release = self.request.release
         for unit in self.journal.zero.units:
             if unit.enabled:
@@ -267,7 +279,7 @@ class Transaction:
     def _fail(self, cause: Cause) -> Report:
         if not self.journal.touched:
             return self._refuse(cause)
-        cause = self._keep_log(cause)
+        cause = self._ask_gpus(self._keep_log(cause))
         self.journal = dataclasses.replace(self.journal, back=True, cause=encode(cause))
         return self._back(cause)
 
@@ -509,6 +521,21 @@ class Transaction:
             if cause.where.startswith("journalctl"):
                 return dataclasses.replace(cause, where=f"{kept}:{cause.line}" if cause.line else str(kept))
         return cause
+
+    def _ask_gpus(self, cause: Cause) -> Cause:
+        """A GPU that failed during the swap is the cause, whatever the server said of it, and is no release's fault."""
+        with contextlib.suppress(OSError, gpus.GpuError):
+            present = occupants.host_gpus(self.plan)
+            errors = kernel_log.xids(since=self.journal.started)
+            if found := occupants.gpu_failure(present, self.plan, errors):
+                what = f"{found[0]}; {cause.what}"
+                return dataclasses.replace(cause, what=what, todo=found[1], signature="gpu", blame="host")
+        return cause
+
+    def _tell_xids(self) -> None:
+        with contextlib.suppress(OSError, gpus.GpuError):
+            for gpu, xid in occupants.my_xids(self.plan, kernel_log.xids(since=self.journal.started)):
+                self._say("commit", "note", f"{gpus.label(gpu)}: {kernel_log.describe(xid)} during this swap")
 
     def _tell(self, step: str) -> Callable[[str], None]:
         return lambda text: self._say(step, "progress", text)
