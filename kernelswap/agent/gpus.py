@@ -290,7 +290,7 @@ def faults(gpus: Sequence[Gpu], names: Sequence[str], errors: Sequence[Xid] = ()
 
     errors: of the kernel log.
     """
-    return [_absent(gpus, name) for name in names if not any(is_named(gpu, [name]) for gpu in gpus)] + [
+    return [_absent(gpus, name, errors) for name in names if not any(is_named(gpu, [name]) for gpu in gpus)] + [
         _divided(gpus, gpu) if gpu.mig else _unreadable(gpus, gpu, errors)
         for gpu in gpus
         if (is_named(gpu, names) and (gpu.mig or gpu.error)) or (not names and gpu.error)
@@ -305,11 +305,13 @@ def _unreadable(gpus: Sequence[Gpu], gpu: Gpu, errors: Sequence[Xid]) -> str:
     return f"{label(gpu)}: {gpu.error}: {said or REPAIR}"
 
 
-def _absent(gpus: Sequence[Gpu], name: str) -> str:
+def _absent(gpus: Sequence[Gpu], name: str, errors: Sequence[Xid]) -> str:
     count = sum(not gpu.parent for gpu in gpus)
-    unknown = [f"{label(gpu)} ({gpu.error})" for gpu in gpus if not gpu.uuid]
-    may_be = f", of which {', '.join(unknown)} may be it" if unknown and not name.isdigit() else ""
-    return f"no GPU {name} on this host: it has {count}{may_be}: correct `gpus:`, or reboot the host if one is missing"
+    unknown = [gpu for gpu in gpus if not gpu.uuid and not name.isdigit()]
+    may_be = "".join(f"; GPU {gpu.index} may be it ({gpu.error})" for gpu in unknown)
+    said = [kernel_log.advice(gpu, kernel_log.of(gpu, gpus, errors)) for gpu in unknown]
+    todo = next(filter(None, said), "correct `gpus:`, or reboot the host if one is missing")
+    return f"no GPU {name} on this host: it has {count}{may_be}: {todo}"
 
 
 def _divided(gpus: Sequence[Gpu], gpu: Gpu) -> str:

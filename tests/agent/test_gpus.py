@@ -128,7 +128,11 @@ BUS = Xid(1000.0, "0000:03:00", 79, "")
         (GPUS, ("GPU-a", "1"), []),
         (GPUS, ("7",), ["no GPU 7 on this host: it has 2: correct `gpus:`, or reboot the host if one is missing"]),
         ((*GPUS, LOST, HUNG), ("GPU-a", "1"), []),
-        ((*GPUS, LOST), ("GPU-c",), ["no GPU GPU-c on this host: it has 3, of which GPU 2 (GPU is lost) may be it"]),
+        (
+            (*GPUS, LOST),
+            ("GPU-c",),
+            ["no GPU GPU-c on this host: it has 3; GPU 2 may be it (GPU is lost): the kernel log has Xid 79 at "],
+        ),
         ((*GPUS, HUNG), ("GPU-h",), ["GPU 3 GPU-h: no answer from NVML since then: reset it, or reboot the host"]),
         ((*GPUS, LOST), ("2",), ["GPU 2: GPU is lost: the kernel log has Xid 79 at "]),
         ((*GPUS, LOST), (), ["GPU 2: GPU is lost: the kernel log has Xid 79 at "]),

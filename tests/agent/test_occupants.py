@@ -142,7 +142,9 @@ def test_a_gpu_that_failed_during_the_swap_is_named_with_what_helps() -> None:
     off_the_bus = Xid(1000.0, "0000:02:00", 79, "pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")
     found = occupants.gpu_failure([SOUND, LOST], plan("GPU-s", "GPU-gone"), [off_the_bus])
     assert found is not None
-    assert found[0].startswith("no GPU GPU-gone on this host: it has 2, of which GPU 1 (GPU is lost) may be it")
+    assert found[0].startswith(
+        "no GPU GPU-gone on this host: it has 2; GPU 1 may be it (GPU is lost): the kernel log has"
+    )
     found = occupants.gpu_failure([SOUND, LOST], plan("1"), [off_the_bus])
     assert found is not None
     assert "Xid 79" in found[0]
