@@ -13,13 +13,14 @@ import json
 import os
 import select
 import signal
+import subprocess
 import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Sequence, Tuple
 
-from kernelswap.agent import files, kernel_log, processes
+from kernelswap.agent import files, kernel_log, processes, units
 from kernelswap.agent.kernel_log import Xid
 from kernelswap.protocol import RUN_ROOT, Gpu, Plan, Timeouts, decode, encode
 
@@ -124,6 +125,9 @@ def _note_silence(child: int, since: float, before: Sequence[_Silence], gpus: Se
         started = processes.table()[child].started
         silences = [*before, _Silence(child, started, since, tuple(gpus))]
         files.write(SILENT, "[" + ",".join(map(encode, silences)) + "]")
+        # One that hangs in the driver outlives every signal, and no unit ends before all that is in it.
+        with contextlib.suppress(OSError, units.UnitError, subprocess.TimeoutExpired):
+            units.set_apart(child, f"kernelswap-nvml-{child}.scope")
     except (OSError, KeyError):  # nobody would know of it
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)

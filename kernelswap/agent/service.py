@@ -69,8 +69,6 @@ def _clock(at: float) -> str:
 
 def _start(instance: str, swap_id: str) -> None:
     settings = ["Restart=on-failure", "RestartSec=1", "StartLimitIntervalSec=600", "StartLimitBurst=5", "UMask=0077"]
-    # A query that hangs in the driver outlives every signal, and a service that waits for it would not end.
-    settings.append("KillMode=process")
     # A polite signal is no success either, and the recover unit tries for ever.
     settings += ["RestartForceExitStatus=SIGTERM SIGINT SIGHUP", f"OnFailure=kernelswap-recover@{instance}.service"]
     command = ["systemd-run", "--quiet", "--collect", f"--unit={service_name(instance)}"]

@@ -76,7 +76,7 @@ def test_a_query_that_hangs_costs_its_limit_and_stops_who_needs_the_figures(proj
     assert "repair the driver, or reboot the host" in refused
     assert time.monotonic() - start < 10
     assert host.output("systemctl is-active sglang-main") == "active"
-    host.run("pkill -xf '/usr/bin/python3 /usr/local/lib/kernelswap/agent.pyz run main .*'")
+    host.run("systemctl stop 'kernelswap-nvml-*.scope'")
 
 
 def test_a_lost_gpu_stops_its_own_instance_only(project: Project, host: Host) -> None:
