@@ -53,6 +53,11 @@ def report(host: Host) -> dict[str, Any]:
     return value
 
 
+def log_xid(host: Host, gpu: dict[str, Any], code: int, when: str = "now") -> None:
+    line = f"gpu1 kernel: NVRM: Xid (PCI:{gpu['pci']}): {code}, as the driver says"
+    host.run(f"echo $(date --iso-8601=seconds --date '{when}') '{line}' >>/var/log/kern.log")
+
+
 def needing(*gpus: str | int) -> str:
     return f"{HOLDS.replace('clean: 20', 'clean: 4, nvml: 2')}gpus: {json.dumps(gpus)}\n"
 
@@ -82,10 +87,7 @@ def test_a_query_that_hangs_costs_its_limit_and_stops_who_needs_the_figures(proj
 def test_a_lost_gpu_stops_its_own_instance_only(project: Project, host: Host) -> None:
     first, second, _ = seen(host)
     host.write(f"{SIM}/gpu1/fail", "nvmlDevice 15")
-    host.write(
-        "/var/log/kern.log",
-        f"{host.output('date --iso-8601=seconds')} gpu1 kernel: NVRM: Xid (PCI:{second['pci']}): 79, it is gone\n",
-    )
+    log_xid(host, second, 79)
     project.model(needing(0))
     assert project.deploy("-y").code == 0
     pid = host.output("systemctl show -P MainPID sglang-main")
@@ -118,6 +120,22 @@ def test_a_release_is_pinned_by_uuid_and_its_server_told_the_index(project: Proj
     assert host.output(f"tr '\\0' '\\n' </proc/{pid}/environ | grep CUDA_VISIBLE") == "CUDA_VISIBLE_DEVICES=1"
 
 
+def test_what_a_gpu_does_during_a_swap_is_told_and_its_failure_bars_no_release(project: Project, host: Host) -> None:
+    gpu = seen(host)[0]
+    project.model(needing(0))
+    log_xid(host, gpu, 31, "1 minute")  # while the swap goes on, as far as the swap can tell
+    committed = project.deploy("-y")
+    assert committed.code == 0
+    assert f"GPU 0 {gpu['uuid']}: Xid 31 at " in committed
+
+    log_xid(host, gpu, 95, "1 minute")
+    assert "ROLLED BACK" in project.deploy("--profile", "crash", "-y")
+    cause = report(host)["cause"]
+    assert (cause["blame"], cause["signature"]) == ("host", "gpu")
+    assert cause["what"].startswith(f"GPU 0 {gpu['uuid']} failed; ")
+    assert "Xid 95" in cause["todo"]
+
+
 def test_a_swap_on_a_mig_device_leaves_the_next_one_alone(project: Project, host: Host) -> None:
     host.write(f"{SIM}/gpu1/mig", "2")
     _, parent, left, right, _ = seen(host)
@@ -146,11 +164,7 @@ def test_memory_that_no_process_holds_is_a_wedged_gpu_and_the_kernel_log_says_wh
     project.model(needing(0))
     assert project.deploy("-y").code == 0
     host.write(f"{SIM}/gpu0/linger_s", "-1")
-    pci = seen(host)[0]["pci"]  # the first look, too, at what will linger
-    host.write(
-        "/var/log/kern.log",
-        f"{host.output('date --iso-8601=seconds')} gpu1 kernel: NVRM: Xid (PCI:{pci}): 62, 2c2a2d2f\n",
-    )
+    log_xid(host, seen(host)[0], 62)  # the first look, too, at what will linger
     down = project.deploy("--profile", "triton", "-y")
     assert "DOWN after" in down
     assert "20004 MiB used, idle is at most 1028 MiB, by no process that NVML shows, since " in down
