@@ -32,10 +32,10 @@ def test_a_kernel_log_tells_which_gpu_failed_how_and_what_helps(path: Path) -> N
     wanted = json.loads(first)
     found = kernel_log.parse(lines, NOW)
     assert [[int(xid.at), xid.pci, xid.code] for xid in found] == [row[:3] for row in wanted]
-    for xid, row in zip(found, wanted, strict=True):
-        advice = kernel_log.advice(GPU, [xid])
-        assert row[3] in advice
-        assert bool(advice) == bool(row[3])
+    for number, xid in enumerate(found):
+        advice, words = kernel_log.advice(GPU, [xid]), wanted[number][3]
+        assert words in advice
+        assert bool(advice) == bool(words)
 
 
 def test_a_time_without_a_year_is_the_latest_that_has_been() -> None:

@@ -81,6 +81,7 @@ def test_a_query_that_hangs_costs_its_limit_and_stops_who_needs_the_figures(proj
     assert "repair the driver, or reboot the host" in refused
     assert time.monotonic() - start < 10
     assert host.output("systemctl is-active sglang-main") == "active"
+    assert host.output("systemctl is-active 'kernelswap-nvml-*.scope'") == "active", "no service waits for it"
     host.run("systemctl stop 'kernelswap-nvml-*.scope'")
 
 
