@@ -52,17 +52,18 @@ def read(limit: float = Timeouts.nvml) -> Tuple[Gpu, ...]:
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         text, ended = _read_until(pipe.fileno(), time.monotonic() + limit)
-    said = [decode(_Said, line) for line in text.decode().splitlines(keepends=True) if line.endswith("\n")]
+    said = [decode(_Said, line) for line in text.decode("utf-8", "replace").split("\n")[:-1]]
     if ended:
         os.waitpid(child, 0)
         if not said:
             raise GpuError("NVML ends whoever asks it")
     nothing = f"no answer from NVML since {_clock(asked)}"
     found = sort(said, hanging, nothing)
-    if not ended:
-        _note_silence(child, asked, silent, [gpu for gpu in found if gpu.error == nothing])
-        if not said:
-            raise GpuError(f"NVML gives no answer within {limit:g} s")
+    hung = [gpu for gpu in found if gpu.error == nothing]
+    if not ended and (hung or not said):
+        _note_silence(child, asked, silent, hung)
+    if not said:
+        raise GpuError(f"NVML gives no answer within {limit:g} s")
     return found
 
 
