@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from kernelswap import ledger
+from kernelswap.agent import gpus
 from kernelswap.goal import CONVERGE, ROLLBACK, Goal
 from kernelswap.protocol import HostState, InstanceState, Plan, Report, Request, Running, Server
 from kernelswap.render import SECRETS_FILE, Release
+from kernelswap.spec import ServerSpec, needs_pins
 
 UNSET = "(unset)"
 
@@ -85,6 +87,21 @@ def converge(goal: Goal, release: Release, state: HostState) -> Decision:
     if release.name in seen.barred and not goal.force:
         return _barred(seen, release.name)
     return swap
+
+
+def unpinned(spec: ServerSpec, state: HostState) -> Refused | None:
+    """Why the GPUs that a server names by index cannot be pinned by UUID; None if they can, or need not be."""
+    if not needs_pins(spec):
+        return None
+    if state.gpu_error:
+        todo = "repair the driver; UUIDs in `gpus:` need no look at it"
+        return Refused(spec.instance, f"which GPUs {', '.join(spec.gpus)} are is unknown: {state.gpu_error}", todo)
+    # Whether they can be used is for the agent to say; here it is enough to know them.
+    seen = [dataclasses.replace(gpu, error="" if gpu.uuid else gpu.error) for gpu in state.gpus]
+    faults = [fault.rpartition(": ") for fault in gpus.faults(seen, spec.gpus)]
+    if not faults:
+        return None
+    return Refused(spec.instance, "; ".join(what for what, _, _ in faults), "; ".join(todo for _, _, todo in faults))
 
 
 def roll_back(seen: InstanceState) -> Decision:

@@ -28,7 +28,7 @@ from kernelswap.goal import ROLLBACK, Goal, goal_of
 from kernelswap.profile import load_library, nearest
 from kernelswap.protocol import AGENT_PATH, STATE_ROOT, HostState, Request
 from kernelswap.render import PLAN_FILE, Hidden, Release, render, resolve_secrets
-from kernelswap.spec import ServerSpec, host_specs
+from kernelswap.spec import ServerSpec, host_specs, needs_pins, pin
 
 RECOVER_UNIT = "kernelswap-recover@.service"
 
@@ -93,16 +93,18 @@ def plan_host(host: Host, library: Path, templates: Path) -> HostPlan:
     # A way back must not depend on what the profiles say today.
     instances = [w.spec.instance for w in wanted] or list(instances_of(_data(host)))
     users = {w.spec.user for w in wanted}
-    state = host_state.read(host, instances, sorted(users))
+    state = host_state.read(host, instances, sorted(users), gpus=any(needs_pins(w.spec) for w in wanted))
     if state is None:
         return HostPlan()
     key = Hidden(state.key or secrets.token_hex(32))
+    refused = {w.spec.instance: decide.unpinned(w.spec, state) for w in wanted}
     try:
-        releases = {w.spec.instance: render(w.spec, w.secrets, key.reveal(), templates) for w in wanted}
+        specs = [(w, pin(w.spec, state.gpus)) for w in wanted if not refused.get(w.spec.instance)]
+        releases = {spec.instance: render(spec, w.secrets, key.reveal(), templates) for w, spec in specs}
         recover_unit = _recover_unit(templates)
     except KernelswapError as error:
         raise DeployError(f"\n{error}") from None
-    decisions = [_decide(goal, instance, releases.get(instance), state) for instance in instances]
+    decisions = [refused.get(name) or _decide(goal, name, releases.get(name), state) for name in instances]
     for decision in decisions:
         _show(host, decision, releases.get(decision.instance), state)
     if any(isinstance(decision, Refused) for decision in decisions):

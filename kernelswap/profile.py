@@ -128,6 +128,7 @@ class TimeoutsFile(_Strict):
     ready: _Seconds = Timeouts.ready
     smoke: _Seconds = Timeouts.smoke
     throughput: _Seconds = Timeouts.throughput
+    nvml: _Seconds = Timeouts.nvml
 
 
 class EngineFile(_Strict):

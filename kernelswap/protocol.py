@@ -16,6 +16,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple, Type, TypeVar, Union, ge
 CONFIG_ROOT = "/etc/kernelswap"  # releases, the known-good link, the host's key
 STATE_ROOT = "/var/lib/kernelswap"  # journal, lock, history, evidence
 AGENT_PATH = "/usr/local/lib/kernelswap/agent.pyz"
+RUN_ROOT = "/run/kernelswap"  # what a reboot may forget
 KEY_PATH = CONFIG_ROOT + "/key"  # 32 random bytes as hex; keys the digest of secrets, see render.py
 ENGINE_MODULE = "sglang.launch_server"
 
@@ -23,6 +24,11 @@ ENGINE_MODULE = "sglang.launch_server"
 def unit_name(instance: str) -> str:
     """The systemd unit of an instance; it keeps this name whatever the profile."""
     return f"sglang-{instance}.service"
+
+
+def gpu_indices(instance: str) -> str:
+    """The file by which the guard tells a unit its GPUs' indices of today, see agent/gpus.py."""
+    return f"{RUN_ROOT}/{instance}/gpus.env"
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,8 @@ class Verify:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Deadlines of the steps, in seconds. `ready` moves on while the server's log shows progress."""
+    """Deadlines of the steps, in seconds. `ready` moves on while the server's log shows progress; `nvml` is that of one
+    question to the GPUs' driver, which itself waits 45 s for a GPU that has hung."""
 
     preflight: float = 120
     drain: float = 30
@@ -64,6 +71,7 @@ class Timeouts:
     ready: float = 1800
     smoke: float = 300
     throughput: float = 1200
+    nvml: float = 60
 
 
 @dataclass(frozen=True)
@@ -71,8 +79,9 @@ class Plan:
     """All that the agent must know to start, judge and stop one release. Holds no secret.
 
     argv: the words after the interpreter, as the unit's ExecStart has them except for the words that pass secrets
-    (`--config ...`). environment: of the unit. gpus: what the instance may use, as NVML indices ("0") or UUIDs;
-    empty means every GPU of the host. gpu_count: how many it needs; 0 where the model declares none.
+    (`--config ...`). environment: of the unit. gpus: the UUIDs of the GPUs or MIG devices that the instance may use (a
+    preview has the inventory's indices); empty means every GPU of the host. gpu_count: how many it needs; 0 where the
+    model declares none.
     flags: the declared SGLang flags as strings, for showing differences. secret_flags: names only. end_foreign: whether
     what is no SGLang and is on the GPUs or the port may be ended.
     """
@@ -211,20 +220,30 @@ class Running:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU as NVML reports it; None where NVML does not know. memory in MiB, power in W, clocks in MHz."""
+    """One GPU, or one MIG device of it, as NVML reports it; None where NVML does not know.
+
+    index: NVML's, in the order of PCI addresses; a MIG device has that of its GPU, and its GPU's UUID as `parent`.
+    pci: as the kernel log has it, 0000:01:00. mig: it is divided into MIG devices, and offers these instead of itself.
+    error: why it could not be read; what is not known of it then has its default. memory in MiB, power in W, clocks in
+    MHz, temperature in degrees Celsius.
+    """
 
     index: int
-    uuid: str
-    name: str
-    capability: str
-    memory_total: int
-    memory_used: int
+    uuid: str = ""
+    name: str = ""
+    capability: str = ""
+    memory_total: Optional[int] = None
+    memory_used: Optional[int] = None
     utilization: Optional[int] = None
     power: Optional[float] = None
     power_limit: Optional[float] = None
     sm_clock: Optional[int] = None
     temperature: Optional[int] = None
     pids: Tuple[int, ...] = ()
+    pci: str = ""
+    mig: bool = False
+    parent: str = ""
+    error: str = ""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from jinja2.exceptions import TemplateError
 
 from kernelswap import flags as spelling
 from kernelswap.errors import ConfigError, Fault
-from kernelswap.protocol import AGENT_PATH, CONFIG_ROOT, ENGINE_MODULE, Plan, encode, unit_name
+from kernelswap.protocol import AGENT_PATH, CONFIG_ROOT, ENGINE_MODULE, Plan, encode, gpu_indices, unit_name
 from kernelswap.spec import ServerSpec
 
 LOGGING_FILE = "logging.json"
@@ -172,6 +172,7 @@ def _unit(spec: ServerSpec, release: str, templates: Path) -> str:
         "command": list(_command(spec)),
         "config": ["--config ${CREDENTIALS_DIRECTORY}/" + SECRETS_FILE] if spec.secrets else [],
         "environment": [f"{name}={value}" for name, value in _environment(spec, release).items()],
+        "environment_files": [f"-{gpu_indices(spec.instance)}"] if spec.gpus else [],
         "credentials": [f"{SECRETS_FILE}:{secrets_path}"] if spec.secrets else [],
         "before": list(_before(spec)),
         "protect_home": _protect_home(spec),

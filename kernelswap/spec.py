@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernelswap import flags as spelling
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.flags import FlagValue
 from kernelswap.profile import Layer, Library, Server, VerifyFile, check, nearest
-from kernelswap.protocol import Answer, Throughput, Timeouts, Verify
+from kernelswap.protocol import Answer, Gpu, Throughput, Timeouts, Verify
 from kernelswap.yamlfile import Loc
 
 DEFAULT_INSTANCE = "main"
@@ -224,6 +224,17 @@ def _gpu_faults(server: Server, origin: _Origin) -> Iterator[Fault]:
     if isinstance(given, int) and 0 < given < needed:
         what = f"gives {given} GPU{'s' * (given > 1)}, and tp-size x pp-size x dp-size asks for {needed}"
         yield Fault(origin.where(("gpus",)), what, "change one of them")
+
+
+def needs_pins(spec: ServerSpec) -> bool:
+    """Whether it names GPUs by index: these move when a GPU is gone, and NVML's and CUDA's orders differ."""
+    return any(name.isdigit() for name in spec.gpus)
+
+
+def pin(spec: ServerSpec, gpus: Sequence[Gpu]) -> ServerSpec:
+    """The server with its GPUs by UUID."""
+    uuids = {str(gpu.index): gpu.uuid for gpu in gpus if not gpu.parent}
+    return replace(spec, gpus=tuple(uuids[name] if name.isdigit() else name for name in spec.gpus))
 
 
 def _collisions(specs: Sequence[ServerSpec], where: str) -> Iterator[Fault]:

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from kernelswap import decide
-from kernelswap.decide import Attach, Refused, Swap, Unchanged
+from kernelswap.decide import Attach, Refused, Swap, Unchanged, unpinned
 from kernelswap.errors import ConfigError
 from kernelswap.goal import Goal, goal_of
 from kernelswap.protocol import (
     Cause,
+    Gpu,
     HostState,
     InstanceState,
     Plan,
@@ -24,6 +25,7 @@ from kernelswap.protocol import (
     Verify,
 )
 from kernelswap.render import Hidden, Release
+from kernelswap.spec import ServerSpec
 
 PLAN = Plan(
     instance="main",
@@ -249,3 +251,30 @@ def test_faults_of_a_goal_come_together() -> None:
     with pytest.raises(ConfigError) as caught:
         goal_of({"rollback": True, "profile": "x", "force": "perhaps"})
     assert len(caught.value.faults) == 2
+
+
+GPUS = (
+    Gpu(0, "GPU-a", error="no answer"),
+    Gpu(1, "GPU-b", mig=True),
+    Gpu(1, "MIG-1", parent="GPU-b"),
+    Gpu(2, error="lost"),
+)
+
+
+@pytest.mark.parametrize(
+    ("names", "error", "why"),
+    [
+        ((), "no driver", ""),
+        (("GPU-x",), "no driver", ""),
+        (("0",), "", ""),  # it is known; whether it can be used is for the agent to say
+        (("0",), "NVML gives no answer", "which GPUs 0 are is unknown: NVML gives no answer"),
+        (("0", "1"), "", "GPU 1 GPU-b is divided into MIG devices and offers only these"),
+        (("2",), "", "GPU 2: lost"),
+        (("3",), "", "no GPU 3 on this host: it has 3"),
+    ],
+)
+def test_gpus_that_cannot_be_pinned_are_refused(names: tuple[str, ...], error: str, why: str) -> None:
+    spec = ServerSpec("main", "m", "p", "/m", "m", "::", 30000, "u", "/p", gpus=names)
+    refused = unpinned(spec, HostState("sha", "key", gpus=() if error else GPUS, gpu_error=error))
+    assert (refused.why if refused else "") == why
+    assert refused is None or refused.todo

@@ -192,6 +192,11 @@ def test_gpus_become_variables_and_win_no_fight() -> None:
     assert (chosen["CUDA_DEVICE_ORDER"], chosen["CUDA_VISIBLE_DEVICES"]) == ("PCI_BUS_ID", "2,3")
 
 
+def test_the_guard_tells_a_unit_with_pinned_gpus_their_indices_of_today() -> None:
+    assert "EnvironmentFile" not in unit_of(make())
+    assert "EnvironmentFile=-/run/kernelswap/main/gpus.env\n" in unit_of(make(gpus=("GPU-a", "GPU-b")))
+
+
 def test_the_users_environment_wins() -> None:
     environment = make(environment={"HOME": "/data", "NEW": "1"}).plan.environment
     assert (environment["HOME"], environment["NEW"], environment["PYTHONUNBUFFERED"]) == ("/data", "1", "1")

@@ -8,8 +8,8 @@ import pytest
 from kernelswap import flags
 from kernelswap.errors import ConfigError
 from kernelswap.profile import Library, load_library
-from kernelswap.protocol import Answer, Throughput, Timeouts
-from kernelswap.spec import Secret, host_specs, server_spec
+from kernelswap.protocol import Answer, Gpu, Throughput, Timeouts
+from kernelswap.spec import Secret, host_specs, needs_pins, pin, server_spec
 
 GOOD = Path(__file__).parent / "profiles" / "good" / "inventory"
 ROOT = Path(__file__).parent.parent
@@ -178,3 +178,13 @@ def test_keys_next_to_a_host_that_would_be_ignored_are_faults(library: Library) 
     assert any("inventory/gpu.py: h1: port: belongs to an instance" in text for text in texts)
     assert any("instance: is not a key of a host; did you mean `instances`?" in text for text in texts)
     assert not any("user" in text for text in texts)
+
+
+def test_gpus_named_by_index_are_pinned_by_uuid(library: Library) -> None:
+    there = (Gpu(0, "GPU-a"), Gpu(1, "GPU-b"), Gpu(1, "MIG-1", parent="GPU-b"))
+    by_index = server_spec(library, "main", "big", "fast", {"gpus": [1, 0]})
+    assert needs_pins(by_index)
+    assert pin(by_index, there).gpus == ("GPU-b", "GPU-a")
+    by_uuid = server_spec(library, "main", "big", "fast", {"gpus": ["GPU-x", "MIG-1"]})
+    assert not needs_pins(by_uuid)
+    assert pin(by_uuid, ()) == by_uuid

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Optional
 
-from kernelswap.agent import host, occupants
+from kernelswap.agent import files, gpus, host, occupants
 from kernelswap.agent.host import Folders
 from kernelswap.protocol import Plan
 
@@ -18,9 +18,20 @@ def guard(instance: str) -> None:
     except (OSError, ValueError) as error:
         # What cannot be read cannot be checked; that alone must not keep a committed server down.
         print(f"kernelswap: not guarded: {error}", file=sys.stderr)
+        files.remove(folders.gpu_indices)
         return
     if plan:
         occupants.prove_clean(folders, plan, plan.timeouts.clean)
+        _number_gpus(folders, plan)
+
+
+def _number_gpus(folders: Folders, plan: Plan) -> None:
+    """Tell the server its GPUs by today's indices, which an EnvironmentFile= of the unit reads."""
+    indices = gpus.numbering(occupants.host_gpus(plan), plan.gpus) if plan.gpus else ""
+    if indices:
+        files.write(folders.gpu_indices, f"CUDA_VISIBLE_DEVICES={indices}\n")
+    else:
+        files.remove(folders.gpu_indices)
 
 
 def _plan(folders: Folders) -> Optional[Plan]:

@@ -11,7 +11,7 @@ from typing import Dict, List, Optional, Tuple
 from kernelswap import ledger
 from kernelswap.agent import files
 from kernelswap.agent.containers import FoundContainer
-from kernelswap.protocol import CONFIG_ROOT, STATE_ROOT, Plan, Report, Request, decode, encode, unit_name
+from kernelswap.protocol import CONFIG_ROOT, STATE_ROOT, Plan, Report, Request, decode, encode, gpu_indices, unit_name
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,10 @@ class Folders:
     @property
     def journal(self) -> Path:
         return self.state / "journal.json"
+
+    @property
+    def gpu_indices(self) -> Path:
+        return self.root / gpu_indices(self.instance).lstrip("/")
 
     @property
     def request(self) -> Path:

@@ -14,6 +14,7 @@ from kernelswap.agent.host import Folders
 from kernelswap.protocol import AGENT_PATH, KEY_PATH, Gpu, HostState, InstanceState, Plan, Server, unit_name
 
 RECOVER_UNIT = Path("/etc/systemd/system/kernelswap-recover@.service")
+GPU_LIMIT = 45.0  # seconds; with a server's health it stays below what the controller waits
 HISTORY_SHOWN = 50  # the newest reports; older ones stay in the host's file
 
 
@@ -93,7 +94,7 @@ def _servers(instances: Sequence[str]) -> Tuple[Server, ...]:
 
 def _gpus() -> Tuple[Tuple[Gpu, ...], str]:
     try:
-        return gpus.read(), ""
+        return gpus.read(GPU_LIMIT), ""
     except gpus.GpuError as error:
         return (), str(error)
 

@@ -9,10 +9,11 @@ import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
-from kernelswap.agent import files, gpus, identity, processes, units
+from kernelswap.agent import files, gpus, identity, kernel_log, processes, units
 from kernelswap.agent.host import Folders
+from kernelswap.agent.kernel_log import Xid
 from kernelswap.agent.processes import Process
 from kernelswap.protocol import CONFIG_ROOT, Gpu, Plan, unit_name
 
@@ -257,10 +258,13 @@ def transient_units(heads: Iterable[Process]) -> Set[str]:
     return {unit for head in heads if (unit := owning_unit(table, head, mains))}
 
 
-def find(folders: Folders, plan: Plan) -> Occupants:
-    """The occupants of an instance, now. Raises gpus.GpuError where GPUs are declared and cannot be read."""
-    present, idle = read_gpus(plan), idle_memory(folders)
-    return judge(processes.PROC, plan, other_units(folders), present, idle, main_pids)
+def find(folders: Folders, plan: Plan, present: Optional[Sequence[Gpu]] = None) -> Occupants:
+    """The occupants of an instance, now. present: the host's GPUs if they were read already.
+
+    Raises gpus.GpuError where GPUs are declared and cannot be read.
+    """
+    present = host_gpus(plan) if present is None else present
+    return judge(processes.PROC, plan, other_units(folders), present, idle_memory(folders), main_pids)
 
 
 MainPids = Callable[[Dict[int, Process], Iterable[int]], Dict[str, int]]
@@ -281,11 +285,7 @@ def judge(
     mine = gpus.assigned(tuple(present), plan.gpus)
     on_port = {pid for pid in processes.listeners(plan.port, proc) if pid}
     table = processes.table(proc)
-    doubted = [
-        gpu.uuid
-        for gpu in mine
-        if gpu.memory_used > idle.get(gpu.uuid, 0) + plan.memory_margin and not table.keys() & set(gpu.pids)
-    ]
+    doubted = [gpu.uuid for gpu in mine if is_held(gpu, plan, idle) and not table.keys() & set(gpu.pids)]
     suspects = _computing(proc, table, doubted) if doubted else set()
     on_gpus = {pid for gpu in mine for pid in gpu.pids} | suspects
     found = sort(table, plan, others, on_port, on_gpus, main(table, on_port | on_gpus), present)
@@ -301,19 +301,20 @@ def _computing(proc: Path, table: Dict[int, Process], uuids: Iterable[str]) -> S
     return {pid for pid in computing if pid in table and not _is_harmless(table[pid])}
 
 
-def read_gpus(plan: Plan) -> Sequence[Gpu]:
-    """The host's GPUs; none where the plan declares none and the host has no NVML."""
+def host_gpus(plan: Plan) -> Tuple[Gpu, ...]:
+    """The host's GPUs; those that cannot be read are left out where the plan declares none. Raises gpus.GpuError."""
     try:
-        return gpus.read()
+        found = gpus.read(plan.timeouts.nvml)
     except gpus.GpuError:
-        if plan.gpu_count or plan.gpus:
+        if gpus.needs(plan):
             raise
         return ()
+    return found if gpus.needs(plan) else tuple(gpu for gpu in found if not gpu.error)
 
 
 def my_gpus(plan: Plan) -> List[Gpu]:
-    """The instance's GPUs, see read_gpus."""
-    return gpus.assigned(tuple(read_gpus(plan)), plan.gpus)
+    """The instance's GPUs, see host_gpus."""
+    return gpus.assigned(host_gpus(plan), plan.gpus)
 
 
 def foreign_holders(table: Dict[int, Process], found: Occupants, held: Sequence[Gpu]) -> Dict[int, str]:
@@ -327,7 +328,7 @@ def foreign_holders(table: Dict[int, Process], found: Occupants, held: Sequence[
             if pid in known or (process and _is_harmless(process)):
                 continue
             what = processes.describe(process) if process else f"pid {pid}, not visible here"
-            lines[pid] = f"GPU {gpu.index} is held by {what}"
+            lines[pid] = f"{'MIG device of ' if gpu.parent else ''}GPU {gpu.index} is held by {what}"
     return lines
 
 
@@ -342,44 +343,60 @@ SHOWN = 4  # findings in one line; all of them are in the evidence
 
 
 class Dirty(Exception):
-    """The host is not clean; the text lists what is left."""
+    """The host is not clean; the text lists what is left, `todo` says what helps."""
 
-    def __init__(self, left: Sequence[str]) -> None:
+    def __init__(self, left: Sequence[str], todo: str = "end what is left") -> None:
         self.left = tuple(left)
+        self.todo = todo
         more = f"; and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
         super().__init__("; ".join(left[:SHOWN]) + more)
 
 
-def prove_clean(folders: Folders, plan: Plan, deadline: float, since: Optional[float] = None) -> List[str]:
+def prove_clean(folders: Folders, plan: Plan, deadline: float, stopped: Optional[float] = None) -> List[str]:
     """Wait until nothing is left of any server of the instance; returns what was seen, one fact a line.
 
-    deadline: seconds; drivers need up to a minute or two to give memory back. since: when all had been stopped (seconds
-    of the boot); what starts after that will not stop starting. Raises Dirty.
+    deadline: seconds; drivers need up to a minute or two to give memory back. stopped: when all had been stopped
+    (seconds of the boot); what starts after that will not stop starting. Raises Dirty.
     """
     until = time.monotonic() + deadline
-    while left := remains(folders, plan):
-        again = came_back(folders, plan, since) if since else []
+    held_since: Dict[str, float] = {}
+    while True:
+        again: List[str] = []
+        try:
+            present = host_gpus(plan)
+            left = remains(folders, plan, present, held_since)
+            again = came_back(folders, plan, present, stopped) if left and stopped else []
+        except gpus.GpuError as error:
+            present, left = (), [str(error)]
+        if not left:
+            break
         if again or time.monotonic() >= until:
-            raise Dirty([*again, *left])
+            raise Dirty([*again, *left], what_helps(present, plan, idle_memory(folders), kernel_log.xids()))
         time.sleep(0.5)
-    held = my_gpus(plan)
+    held = gpus.assigned(present, plan.gpus)
     _learn_idle_memory(folders, held)
     return [
         "no SGLang process",
         f"no listener on port {plan.port}",
-        *(f"GPU {gpu.index} {gpu.uuid}: {gpu.memory_used} MiB used, no process" for gpu in held),
+        *map(_seen, held),
         *processes.zombies(processes.table()),
     ]
 
 
-def remains(folders: Folders, plan: Plan) -> List[str]:
-    """What still stands in the way of a start, one fact a line; empty if the host is clean."""
+def _seen(gpu: Gpu) -> str:
+    memory = "unknown memory" if gpu.memory_used is None else f"{gpu.memory_used} MiB"
+    busy = f", {gpu.utilization} % busy" if gpu.utilization else ""
+    return f"{gpus.label(gpu)}: {memory} used, no process{busy}"
+
+
+def remains(folders: Folders, plan: Plan, present: Sequence[Gpu], held_since: Dict[str, float]) -> List[str]:
+    """What still stands in the way of a start, one fact a line; empty if the host is clean.
+
+    present: the host's GPUs. held_since: when a GPU's memory was first seen held, by UUID; kept between looks.
+    """
     table = processes.table()
-    try:
-        found = find(folders, plan)
-        held = my_gpus(plan)
-    except gpus.GpuError as error:
-        return [str(error)]
+    found = find(folders, plan, present)
+    mine_gpus = gpus.assigned(present, plan.gpus)
     # The guard runs inside the unit that is about to start: it and its ancestors are no rest.
     mine = processes.ancestors(table, os.getpid())
     left = [
@@ -387,29 +404,52 @@ def remains(folders: Folders, plan: Plan) -> List[str]:
         for process in found.all
         if process.pid not in mine
     ]
-    left += foreign_holders(table, found, held).values()
+    left += foreign_holders(table, found, mine_gpus).values()
     left += [_listener(table, plan.port, pid) for pid in processes.listeners(plan.port)]
+    left += gpus.faults(present, plan.gpus) if gpus.needs(plan) else []
     idle = idle_memory(folders)
-    for gpu in held:
-        limit = idle.get(gpu.uuid, 0) + plan.memory_margin
-        if gpu.memory_used > limit:
-            left.append(f"GPU {gpu.index} {gpu.uuid}: {gpu.memory_used} MiB used, idle is at most {limit} MiB")
+    for gpu in mine_gpus:
+        if is_held(gpu, plan, idle):
+            first = time.strftime("%H:%M:%S", time.localtime(held_since.setdefault(gpu.uuid, time.time())))
+            whose = "" if gpu.pids else ", by no process that NVML shows"
+            limit = _idle_limit(gpu, plan, idle)
+            left.append(
+                f"{gpus.label(gpu)}: {gpu.memory_used} MiB used, idle is at most {limit} MiB{whose}, since {first}"
+            )
     return left + (processes.zombies(table) if left else [])  # a zombie alone holds nothing
 
 
-def came_back(folders: Folders, plan: Plan, since: float) -> List[str]:
+def came_back(folders: Folders, plan: Plan, present: Sequence[Gpu], stopped: float) -> List[str]:
     """Servers of the instance that were started again after they had been stopped, with who did it and what to do."""
-    try:
-        found = find(folders, plan)
-    except gpus.GpuError:
-        return []
     table = processes.table()
     return [
         f"pid {head.pid} was started again after the stop by {processes.origin(table, head)}: end what starts it first "
         f"(cron, a loop, a supervisor), then run the same command again"
-        for head in found.all
-        if head.unit != plan.unit and head.started > since * os.sysconf("SC_CLK_TCK")
+        for head in find(folders, plan, present).all
+        if head.unit != plan.unit and head.started > stopped * os.sysconf("SC_CLK_TCK")
     ]
+
+
+def is_held(gpu: Gpu, plan: Plan, idle: Mapping[str, int]) -> bool:
+    """Whether more of its memory is used than when it is idle. How busy it says it is decides nothing."""
+    return gpu.memory_used is not None and gpu.memory_used > _idle_limit(gpu, plan, idle)
+
+
+def _idle_limit(gpu: Gpu, plan: Plan, idle: Mapping[str, int]) -> int:
+    return idle.get(gpu.uuid, 0) + plan.memory_margin
+
+
+def what_helps(present: Sequence[Gpu], plan: Plan, idle: Mapping[str, int], errors: Sequence[Xid]) -> str:
+    """What to do about a host that does not get clean. errors: of its GPUs, from the kernel log."""
+    if not present and gpus.needs(plan):
+        return "repair the driver, or reboot the host"
+    todo = []
+    for gpu in gpus.assigned(present, plan.gpus):
+        if gpu.error or (is_held(gpu, plan, idle) and not gpu.pids):
+            reset = f"the kernel log has nothing of it: {kernel_log.action('reset', gpu)}"
+            new = "" if gpu.error or gpu.uuid in idle else "; if that is its idle level, raise `memory-margin`"
+            todo.append(f"GPU {gpu.index}: {kernel_log.advice(gpu, kernel_log.of(gpu, present, errors)) or reset}{new}")
+    return "; ".join(todo) or "end what is left"
 
 
 def _listener(table: Dict[int, Process], port: int, pid: Optional[int]) -> str:
@@ -426,9 +466,44 @@ def idle_memory(folders: Folders) -> Dict[str, int]:
     return {str(uuid): int(value) for uuid, value in values.items()}
 
 
+def gpu_failure(present: Sequence[Gpu], plan: Plan, errors: Sequence[Xid]) -> Optional[Tuple[str, str]]:
+    """What failed of the instance's GPUs while it was swapped, and what helps; None if nothing did."""
+    faults = gpus.faults(present, plan.gpus, errors) if gpus.needs(plan) else []
+    if faults:
+        what, _, todo = faults[0].rpartition(": ")
+        return what, todo
+    for gpu in gpus.assigned(present, plan.gpus):
+        grave = [xid for xid in kernel_log.of(gpu, present, errors) if kernel_log.blames_host(xid)]
+        if grave:
+            return f"{gpus.label(gpu)} failed", kernel_log.advice(gpu, grave)
+    return None
+
+
+def my_xids(plan: Plan, errors: Sequence[Xid]) -> List[Tuple[Gpu, Xid]]:
+    """The errors of the instance's GPUs, each with its GPU; NVML is not asked if there are none."""
+    if not errors:
+        return []
+    present = host_gpus(plan)
+    return [(gpu, xid) for gpu in gpus.assigned(present, plan.gpus) for xid in kernel_log.of(gpu, present, errors)]
+
+
+FIRST_SIGHT = 0.02  # of its memory; what a GPU of which nothing is known uses beyond may be a rest of a dead process
+
+
+def learned(known: Mapping[str, int], held: Sequence[Gpu]) -> Dict[str, int]:
+    """The idle levels, with those of GPUs that nothing holds: they only fall, so that no rest becomes a level."""
+    levels = dict(known)
+    for gpu in held:
+        if gpu.pids or gpu.error or gpu.memory_used is None or gpu.memory_total is None:
+            continue
+        if gpu.memory_used < levels.get(gpu.uuid, gpu.memory_total * FIRST_SIGHT):
+            levels[gpu.uuid] = gpu.memory_used
+    return levels
+
+
 def _learn_idle_memory(folders: Folders, held: Sequence[Gpu]) -> None:
     known = idle_memory(folders)
-    seen = {gpu.uuid: min(gpu.memory_used, known.get(gpu.uuid, gpu.memory_used)) for gpu in held}
-    if {**known, **seen} != known:
+    levels = learned(known, held)
+    if levels != known:
         with contextlib.suppress(OSError):  # a full disk must not keep a server from starting
-            files.write(folders.idle_memory, json.dumps({**known, **seen}))
+            files.write(folders.idle_memory, json.dumps(levels))

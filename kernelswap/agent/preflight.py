@@ -8,7 +8,18 @@ import time
 from pathlib import Path
 from typing import List
 
-from kernelswap.agent import containers, engine, gpus, host, identity, network, occupants, processes, units
+from kernelswap.agent import (
+    containers,
+    engine,
+    gpus,
+    host,
+    identity,
+    kernel_log,
+    network,
+    occupants,
+    processes,
+    units,
+)
 from kernelswap.agent.host import Folders
 from kernelswap.agent.occupants import Occupants
 from kernelswap.agent.processes import Process
@@ -105,13 +116,13 @@ def port(plan: Plan, found: Occupants) -> List[str]:
 
 def gpu(plan: Plan, found: Occupants) -> List[str]:
     try:
-        present = gpus.read()
+        present = occupants.host_gpus(plan)
     except gpus.GpuError as error:
-        return [f"{error}: repair the driver"] if plan.gpu_count or plan.gpus else []
+        return [f"{error}: repair the driver, or reboot the host"]
     usable = gpus.assigned(present, plan.gpus)
-    missing = gpus.missing(present, plan.gpus)
-    lines = [f"no GPU {name} on this host: it has {len(present)}" for name in missing]
-    if len(usable) < plan.gpu_count:
+    errors = kernel_log.xids() if any(gpu.error for gpu in present) else []
+    lines = gpus.faults(present, plan.gpus, errors) if gpus.needs(plan) else []
+    if not lines and len(usable) < plan.gpu_count:
         lines.append(
             f"{plan.gpu_count} GPUs are needed, {len(usable)} are there: lower the parallelism, or repair the host"
         )

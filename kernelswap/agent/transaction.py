@@ -22,6 +22,7 @@ from kernelswap.agent import (
     files,
     gpus,
     host,
+    kernel_log,
     network,
     occupants,
     preflight,
@@ -222,8 +223,7 @@ class Transaction:
             seen = occupants.prove_clean(self.folders, plan, plan.timeouts.clean, self.stopped)
         except Dirty as dirty:
             files.append(self.evidence / "not-clean.txt", "\n".join(dirty.left))
-            todo = "end what is left; if no process holds the memory, reset the GPU or reboot the host"
-            raise Failed(Cause(f"the host is not clean: {dirty}", "nvidia-smi", todo, "not-clean")) from None
+            raise Failed(Cause(f"the host is not clean: {dirty}", "nvidia-smi", dirty.todo, "not-clean")) from None
         files.append(self.evidence / "clean.txt", "\n".join(seen))
         idle = sum(line.startswith("GPU ") for line in seen)
         return Seen(", ".join(seen[:2]) + (f", {idle} GPU(s) idle" if idle else ""))
@@ -285,6 +285,7 @@ class Transaction:
 
     def _commit(self) -> Seen:
         """Idempotent, since a recovery after the commit point runs it again."""
+        self._tell_xids()
         release = self.request.release
         for unit in self.journal.zero.units:
             if unit.enabled:
@@ -307,7 +308,7 @@ class Transaction:
     def _fail(self, cause: Cause) -> Report:
         if not self.journal.touched:
             return self._refuse(cause)
-        cause = self._keep_log(cause)
+        cause = self._ask_gpus(self._keep_log(cause))
         self.journal = dataclasses.replace(self.journal, back=True, cause=encode(cause))
         return self._back(cause)
 
@@ -568,6 +569,21 @@ class Transaction:
             if cause.where.startswith("journalctl"):
                 return dataclasses.replace(cause, where=f"{kept}:{cause.line}" if cause.line else str(kept))
         return cause
+
+    def _ask_gpus(self, cause: Cause) -> Cause:
+        """A GPU that failed during the swap is the cause, whatever the server said of it, and is no release's fault."""
+        with contextlib.suppress(OSError, gpus.GpuError):
+            present = occupants.host_gpus(self.plan)
+            errors = kernel_log.xids(since=self.journal.started)
+            if found := occupants.gpu_failure(present, self.plan, errors):
+                what = f"{found[0]}; {cause.what}"
+                return dataclasses.replace(cause, what=what, todo=found[1], signature="gpu", blame="host")
+        return cause
+
+    def _tell_xids(self) -> None:
+        with contextlib.suppress(OSError, gpus.GpuError):
+            for gpu, xid in occupants.my_xids(self.plan, kernel_log.xids(since=self.journal.started)):
+                self._say("commit", "note", f"{gpus.label(gpu)}: {kernel_log.describe(xid)} during this swap")
 
     def _tell(self, step: str) -> Callable[[str], None]:
         return lambda text: self._say(step, "progress", text)

@@ -142,6 +142,15 @@ def lift_quarantine(unit: str) -> None:
     _systemctl("set-property", "--runtime", "--", unit, "IPAddressAllow=", "IPAddressDeny=")
 
 
+def set_apart(pid: int, scope: str) -> None:
+    """Move a process out of the unit that it is in, into a scope of its own; that ends with it."""
+    manager = ["org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager"]
+    words = ["StartTransientUnit", "ssa(sv)a(sa(sv))", scope, "fail", "1", "PIDs", "au", "1", str(pid), "0"]
+    done = subprocess.run(["busctl", "call", *manager, *words], capture_output=True, text=True, timeout=30, check=False)
+    if done.returncode:
+        raise UnitError(f"{scope}: {done.stderr.strip()}")
+
+
 def log(invocation: str, lines: Optional[int] = None) -> List[str]:
     """What one start of a unit logged, oldest line first; the last `lines` of it."""
     if not invocation:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
+from kernelswap.agent import gpus
 from kernelswap.cli.table import table
 from kernelswap.decide import when
 from kernelswap.errors import KernelswapError
 from kernelswap.fleet import Seen, instances_of, look
-from kernelswap.protocol import Gpu, HostState, InstanceState, Plan
+from kernelswap.protocol import HostState, InstanceState, Plan
 
 DEFAULT_INVENTORY = "inventory/gpu.py"
 HEADINGS = ("HOST", "INSTANCE", "RELEASE", "SINCE", "STATE", "GPU MEMORY", "SWAP")
@@ -87,13 +88,10 @@ def problem_of(known: InstanceState) -> str:
 def gpu_memory(state: HostState, plan: Plan | None) -> str:
     if state.gpu_error:
         return state.gpu_error
-    gpus = [gpu for gpu in state.gpus if not plan or not plan.gpus or _is_named(gpu, plan.gpus)]
-    used, total = sum(gpu.memory_used for gpu in gpus), sum(gpu.memory_total for gpu in gpus)
-    return f"{used / 1024:.1f}/{total / 1024:.0f} GiB" if gpus else ""
-
-
-def _is_named(gpu: Gpu, names: Sequence[str]) -> bool:
-    return str(gpu.index) in names or gpu.uuid in names
+    mine = gpus.assigned(state.gpus, plan.gpus if plan else ())
+    used, total = sum(gpu.memory_used or 0 for gpu in mine), sum(gpu.memory_total or 0 for gpu in mine)
+    memory = [f"{used / 1024:.1f}/{total / 1024:.0f} GiB"] if total else []
+    return "; ".join(memory + [f"{gpus.label(gpu)}: {gpu.error}" for gpu in mine if gpu.error])
 
 
 def swap_text(known: InstanceState) -> str:

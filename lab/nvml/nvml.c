@@ -1,14 +1,24 @@
 /* A simulated libnvidia-ml.so.1: what pynvml asks of a host with GPUs, answered without any.
  *
- * Knobs are looked up at every query, first hit wins (N is the index of the GPU):
+ * Knobs are looked up at every query, first hit wins (N is the GPU's slot, its index while no GPU before it is gone):
  *     /run/nvml-sim/gpuN/KEY   /run/nvml-sim/KEY   (a file that holds the value)   then "KEY=value" in /etc/nvml-sim.conf
  * KEYs of the host: gpus, driver, cuda, seed (of the UUIDs; default the host name)
  * KEYs of a GPU:    name, cc (like 12.0), memory_mib, reserved_mib, idle_mib, linger_mib (used beyond what processes hold),
  *                   util, mem_util (%), power_w, power_limit_w, temp_c, sm_mhz, mem_mhz, sm_max_mhz, mem_max_mhz, reasons (a bit mask)
+ * KEYs for faults, of a GPU; in /run/nvml-sim itself the first two are for nvmlInit and what is asked of no GPU, too:
+ *     hang        lines "FUNCTION SECONDS": functions whose name begins so answer only after so long ("nvmlDevice 600")
+ *     fail        lines "FUNCTION CODE": they answer with this code: "nvmlDevice 15" is a GPU that fell off the bus,
+ *                 "nvmlDeviceGetComputeRunningProcesses 4" hides the processes, "nvmlDeviceGetTemperature 3" is N/A
+ *     gone        1: no such GPU any more; those behind it move up
+ *     linger_s    the memory of a process that ended stays so long after a query first missed it; -1: for ever
+ *     hide_pids   1: processes hold memory, and none is reported
+ * A wedged GPU is "linger_mib" or "util" without a process.
+ * KEYs for MIG:     mig (how many MIG devices the GPU is divided into, each an equal share), mig_mode (1: on without any)
  *
  * Memory is held by processes while they live. A process holds some if its name begins with "sglang::schedul" (90000 MiB), or if
  * it begins with "gpuholder" and its environment has NVML_SIM_HOLD_MIB. That variable sets how many MiB, on each GPU of its
- * CUDA_VISIBLE_DEVICES (indices or UUIDs; unset: every GPU; empty: none). Without the right to read another user's environment
+ * CUDA_VISIBLE_DEVICES (indices or UUIDs; unset: every GPU; empty: none). Of a GPU that is divided, it is the MIG device that it
+ * names, or the first. Without the right to read another user's environment
  * its scheduler counts with the defaults.
  */
 #include <ctype.h>
@@ -18,10 +28,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 6, INSUFFICIENT_SIZE, VERSION_MISMATCH = 25 };
+enum {
+    SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 6, INSUFFICIENT_SIZE, GPU_IS_LOST = 15,
+    VERSION_MISMATCH = 25
+};
 #define MAX_GPUS 64
+#define MAX_MIG 8
 #define MIB (1024ULL * 1024)
 #define MEMORY_V2 0x02000028u
 
@@ -32,7 +48,7 @@ typedef struct { unsigned gpu, memory; } utilization_t;
 typedef struct { char legacy[16]; unsigned domain, bus, device, device_id, subsystem_id; char bus_id[32]; } pci_t;
 typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; } process_t;
 typedef struct { unsigned version, sensor; int temperature; } temperature_t;
-typedef void *device_t; /* the index of the GPU + 1 */
+typedef void *device_t; /* the GPU's slot + 1; of a MIG device besides, from bit 8 on, its number + 1 */
 
 static int users; /* nvmlInit less nvmlShutdown */
 
@@ -82,20 +98,59 @@ static unsigned long long knob(int gpu, const char *key, unsigned long long fall
     return found ? strtoull(found, NULL, 0) : fallback;
 }
 
-static int gpus(void) {
+/* What a knob made of lines "FUNCTION NUMBER" says of a function; 0 if nothing. */
+static long long said_of(int gpu, const char *key, const char *function) {
+    char text[1024], *line, *rest, name[128];
+    const char *found = text_knob(gpu, key, NULL, text, sizeof text);
+    long long number;
+    for (line = found ? strtok_r(text, "\n", &rest) : NULL; line; line = strtok_r(NULL, "\n", &rest))
+        if (sscanf(line, "%127s %lld", name, &number) == 2 && strncmp(function, name, strlen(name)) == 0) return number;
+    return 0;
+}
+
+/* Every function begins so: it hangs and fails as it is told to. */
+static int fault(int gpu, const char *function) {
+    sleep((unsigned)said_of(gpu, "hang", function));
+    return (int)said_of(gpu, "fail", function);
+}
+
+static int slots(void) {
     unsigned long long count = knob(-1, "gpus", 8);
     return count < MAX_GPUS ? (int)count : MAX_GPUS;
 }
 
-static void uuid_of(int gpu, char *uuid, size_t size) {
+/* How many GPUs there are in the first slots: of all, their count; of those before a GPU, its index. */
+static int gpus(int end) {
+    int count = 0;
+    for (int slot = 0; slot < end; slot++) count += !knob(slot, "gone", 0);
+    return count;
+}
+
+static int slot_of(int index) {
+    for (int slot = 0; slot < slots(); slot++)
+        if (!knob(slot, "gone", 0) && index-- == 0) return slot;
+    return -1;
+}
+
+static int mig_count(int gpu) {
+    unsigned long long count = knob(gpu, "mig", 0);
+    return count < MAX_MIG ? (int)count : MAX_MIG;
+}
+
+static int divided(int gpu) { return mig_count(gpu) || knob(gpu, "mig_mode", 0); }
+
+/* The UUID of a GPU, or with part >= 0 of a MIG device of it. */
+static void uuid_of(int gpu, int part, char *uuid, size_t size) {
     char host[256] = "", seed[300], value[256];
     uint64_t hash[2] = {0xcbf29ce484222325, 0x84222325cbf29ce4}; /* FNV-1a, twice */
     gethostname(host, sizeof host - 1);
-    snprintf(seed, sizeof seed, "%s/%d", text_knob(-1, "seed", host, value, sizeof value), gpu);
+    int length = snprintf(seed, sizeof seed, "%s/%d", text_knob(-1, "seed", host, value, sizeof value), gpu);
+    if (part >= 0) snprintf(seed + length, sizeof seed - length, "/%d", part);
     for (int half = 0; half < 2; half++)
         for (const char *c = seed; *c; c++) hash[half] = (hash[half] ^ (unsigned char)*c) * 0x100000001b3;
-    snprintf(uuid, size, "GPU-%08x-%04x-%04x-%04x-%012llx", (unsigned)(hash[0] >> 32), (unsigned)(hash[0] >> 16) & 0xffff,
-             (unsigned)hash[0] & 0xffff, (unsigned)(hash[1] >> 48), (unsigned long long)hash[1] & 0xffffffffffff);
+    snprintf(uuid, size, "%s-%08x-%04x-%04x-%04x-%012llx", part < 0 ? "GPU" : "MIG", (unsigned)(hash[0] >> 32),
+             (unsigned)(hash[0] >> 16) & 0xffff, (unsigned)hash[0] & 0xffff, (unsigned)(hash[1] >> 48),
+             (unsigned long long)hash[1] & 0xffffffffffff);
 }
 
 /* Processes */
@@ -127,25 +182,33 @@ static ssize_t environment_of(int pid, char *environment, size_t size) {
     return 0;
 }
 
-static int sees(const char *visible, int gpu) {
-    char list[4096], uuid[96], *entry, *rest, *end;
-    if (!visible) return 1;
-    uuid_of(gpu, uuid, sizeof uuid);
+/* Whether a process with these CUDA_VISIBLE_DEVICES uses a GPU, or with part >= 0 this MIG device of it. */
+static int sees(const char *visible, int gpu, int part) {
+    char list[4096], uuid[96], mig[96], *entry, *rest, *end;
+    if (!visible) return part <= 0;
+    uuid_of(gpu, -1, uuid, sizeof uuid);
     snprintf(list, sizeof list, "%s", visible);
     for (entry = strtok_r(list, ",", &rest); entry; entry = strtok_r(NULL, ",", &rest)) {
         entry = trim(entry);
+        if (strncmp(entry, "MIG-", 4) == 0) {
+            for (int each = part < 0 ? 0 : part; each < (part < 0 ? mig_count(gpu) : part + 1); each++) {
+                uuid_of(gpu, each, mig, sizeof mig);
+                if (strcmp(entry, mig) == 0) return 1;
+            }
+            continue;
+        }
         if (strncmp(entry, "GPU-", 4) == 0) {
-            if (strncmp(entry, uuid, strlen(entry)) == 0) return 1; /* CUDA takes the beginning of a UUID too */
+            if (strncmp(entry, uuid, strlen(entry)) == 0) return part <= 0; /* CUDA takes the beginning of a UUID too */
             continue;
         }
         long index = strtol(entry, &end, 10);
         if (end == entry || *end || index < 0) return 0; /* as CUDA: nothing after an invalid entry is visible */
-        if (index == gpu) return 1;
+        if (slot_of((int)index) == gpu) return part <= 0;
     }
     return 0;
 }
 
-static unsigned long long held_by(int pid, int gpu) {
+static unsigned long long held_by(int pid, int gpu, int part) {
     char path[64], name[32], environment[65536];
     const char *mib;
     int parent, scheduler;
@@ -156,18 +219,18 @@ static unsigned long long held_by(int pid, int gpu) {
     if (strchr("ZX", state_of(pid, &parent))) return 0; /* dead: its memory is free */
     ssize_t length = environment_of(pid, environment, sizeof environment);
     mib = variable(environment, length, "NVML_SIM_HOLD_MIB");
-    if ((!mib && !scheduler) || !sees(variable(environment, length, "CUDA_VISIBLE_DEVICES"), gpu)) return 0;
+    if ((!mib && !scheduler) || !sees(variable(environment, length, "CUDA_VISIBLE_DEVICES"), gpu, part)) return 0;
     return (mib ? strtoull(mib, NULL, 10) : 90000) * MIB;
 }
 
 /* The processes that hold memory of a GPU: how many, their sum, and as many of them as there is room for. */
-static unsigned holders(int gpu, process_t *list, unsigned room, unsigned long long *sum) {
+static unsigned holders(int gpu, int part, process_t *list, unsigned room, unsigned long long *sum) {
     struct dirent *entry;
     unsigned count = 0;
     DIR *proc = opendir("/proc");
     *sum = 0;
     while (proc && (entry = readdir(proc))) {
-        unsigned long long bytes = held_by(atoi(entry->d_name), gpu);
+        unsigned long long bytes = held_by(atoi(entry->d_name), gpu, part);
         if (!bytes) continue;
         if (list && count < room) list[count] = (process_t){atoi(entry->d_name), bytes, ~0u, ~0u};
         *sum += bytes;
@@ -177,11 +240,35 @@ static unsigned holders(int gpu, process_t *list, unsigned room, unsigned long l
     return count;
 }
 
-static memory_v2_t memory_of(int gpu) {
-    memory_v2_t memory = {.version = MEMORY_V2, .total = knob(gpu, "memory_mib", 97887) * MIB,
-                          .reserved = knob(gpu, "reserved_mib", 636) * MIB};
-    holders(gpu, NULL, 0, &memory.used);
-    memory.used += (knob(gpu, "idle_mib", 4) + knob(gpu, "linger_mib", 0)) * MIB;
+/* What is held, and with "linger_s" for a while longer: a file keeps the most that was held, and since when it is not. */
+static unsigned long long lingering(int gpu, int part, unsigned long long held) {
+    long long seconds = (long long)knob(gpu, "linger_s", 0);
+    char path[64], text[32];
+    struct stat status;
+    if (!seconds) return held;
+    snprintf(path, sizeof path, "/run/nvml-sim/lingering%d.%d", gpu, part);
+    unsigned long long before = slurp(path, text, sizeof text) > 0 ? strtoull(text, NULL, 10) : 0;
+    if (held >= before) {
+        FILE *file = fopen(path, "w");
+        if (file) fprintf(file, "%llu held", held), fclose(file);
+        return held;
+    }
+    if (strstr(text, "held")) { /* the first query that misses it */
+        FILE *file = fopen(path, "w");
+        if (file) fprintf(file, "%llu", before), fclose(file);
+        return before;
+    }
+    if (seconds < 0 || (stat(path, &status) == 0 && time(NULL) - status.st_mtime < seconds)) return before;
+    unlink(path);
+    return held;
+}
+
+static memory_v2_t memory_of(int gpu, int part) {
+    int shares = part < 0 ? 1 : mig_count(gpu);
+    memory_v2_t memory = {.version = MEMORY_V2, .total = knob(gpu, "memory_mib", 97887) * MIB / shares,
+                          .reserved = knob(gpu, "reserved_mib", 636) * MIB / shares};
+    holders(gpu, part, NULL, 0, &memory.used);
+    memory.used = lingering(gpu, part, memory.used) + (knob(gpu, "idle_mib", 4) + knob(gpu, "linger_mib", 0)) * MIB;
     if (memory.used > memory.total - memory.reserved) memory.used = memory.total - memory.reserved;
     memory.free = memory.total - memory.reserved - memory.used;
     return memory;
@@ -189,21 +276,36 @@ static memory_v2_t memory_of(int gpu) {
 
 static int busy(int gpu) {
     unsigned long long sum;
-    return holders(gpu, NULL, 0, &sum) > 0;
+    return holders(gpu, -1, NULL, 0, &sum) > 0;
 }
 
-/* The interface, in pynvml's order. GPU() checks the arguments that all queries of one GPU share. */
+/* The interface, in pynvml's order. DEVICE() checks the arguments that all queries of one GPU or MIG device share, GPU() takes no
+ * MIG device, and HOST() is for what is asked of neither. */
 
-#define GPU(device, out)                                                        \
-    int gpu = (int)(intptr_t)(device)-1;                                        \
+#define HOST()                                                                  \
+    int failed = fault(-1, __func__);                                           \
+    if (failed) return failed;                                                  \
+    if (!users) return UNINITIALIZED
+#define DEVICE(device, out)                                                     \
+    int gpu = (int)((intptr_t)(device)&0xff) - 1, part = (int)((intptr_t)(device) >> 8) - 1; \
     if (!users) return UNINITIALIZED;                                           \
-    if (gpu < 0 || gpu >= gpus() || !(out)) return INVALID_ARGUMENT
+    if (gpu < 0 || gpu >= slots() || part >= mig_count(gpu) || !(out)) return INVALID_ARGUMENT; \
+    int failed = fault(gpu, __func__);                                          \
+    if (failed || knob(gpu, "gone", 0)) return failed ? failed : GPU_IS_LOST
+#define GPU(device, out)                                                        \
+    DEVICE(device, out);                                                        \
+    if (part >= 0) return NOT_SUPPORTED
+
+static device_t handle_of(int gpu, int part) { return (device_t)(intptr_t)((part + 1) << 8 | (gpu + 1)); }
 
 static int copy(char *out, unsigned size, const char *text) {
     return snprintf(out, size, "%s", text) < (int)size ? SUCCESS : INSUFFICIENT_SIZE;
 }
 
-int nvmlInitWithFlags(unsigned flags) { return (void)flags, users++, SUCCESS; }
+int nvmlInitWithFlags(unsigned flags) {
+    int failed = fault(-1, __func__);
+    return (void)flags, failed ? failed : (users++, SUCCESS);
+}
 
 int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 
@@ -215,55 +317,69 @@ const char *nvmlErrorString(int code) {
     case UNINITIALIZED: return "Uninitialized";
     case INVALID_ARGUMENT: return "Invalid Argument";
     case NOT_SUPPORTED: return "Not Supported";
+    case NO_PERMISSION: return "Insufficient Permissions";
     case NOT_FOUND: return "Not Found";
     case INSUFFICIENT_SIZE: return "Insufficient Size";
+    case GPU_IS_LOST: return "GPU is lost";
     case VERSION_MISMATCH: return "Argument Version Mismatch";
     default: return "Unknown Error";
     }
 }
 
 int nvmlSystemGetDriverVersion(char *version, unsigned size) {
+    HOST();
     char value[80];
-    return users ? copy(version, size, text_knob(-1, "driver", "580.95.05", value, sizeof value)) : UNINITIALIZED;
+    return copy(version, size, text_knob(-1, "driver", "580.95.05", value, sizeof value));
 }
 
-int nvmlSystemGetCudaDriverVersion(int *version) { return users ? *version = knob(-1, "cuda", 13000), SUCCESS : UNINITIALIZED; }
+int nvmlSystemGetCudaDriverVersion(int *version) {
+    HOST();
+    return *version = knob(-1, "cuda", 13000), SUCCESS;
+}
 
 int nvmlSystemGetCudaDriverVersion_v2(int *version) { return nvmlSystemGetCudaDriverVersion(version); }
 
-int nvmlDeviceGetCount_v2(unsigned *count) { return users ? *count = gpus(), SUCCESS : UNINITIALIZED; }
+int nvmlDeviceGetCount_v2(unsigned *count) {
+    HOST();
+    return *count = gpus(slots()), SUCCESS;
+}
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, device_t *device) {
-    GPU((intptr_t)index + 1, device);
-    return *device = (device_t)(intptr_t)(gpu + 1), SUCCESS;
+    GPU((intptr_t)slot_of((int)index) + 1, device);
+    return *device = handle_of(gpu, -1), SUCCESS;
 }
 
 int nvmlDeviceGetHandleByUUID(const char *wanted, device_t *device) {
     char uuid[96];
     if (!users) return UNINITIALIZED;
-    for (int gpu = 0; gpu < gpus(); gpu++) {
-        uuid_of(gpu, uuid, sizeof uuid);
-        if (strcmp(uuid, wanted) == 0) return nvmlDeviceGetHandleByIndex_v2(gpu, device);
-    }
+    for (int gpu = 0; gpu < slots(); gpu++)
+        for (int part = -1; part < mig_count(gpu); part++) {
+            uuid_of(gpu, part, uuid, sizeof uuid);
+            if (strcmp(uuid, wanted) || knob(gpu, "gone", 0)) continue;
+            *device = handle_of(gpu, part);
+            return fault(gpu, __func__);
+        }
     return NOT_FOUND;
 }
 
 int nvmlDeviceGetName(device_t device, char *name, unsigned size) {
-    GPU(device, name);
-    char value[96];
-    return copy(name, size, text_knob(gpu, "name", "NVIDIA RTX PRO 6000 Blackwell Server Edition", value, sizeof value));
+    DEVICE(device, name);
+    char value[96], full[128];
+    const char *found = text_knob(gpu, "name", "NVIDIA RTX PRO 6000 Blackwell Server Edition", value, sizeof value);
+    snprintf(full, sizeof full, "%s%s", found, part < 0 ? "" : " MIG");
+    return copy(name, size, full);
 }
 
 int nvmlDeviceGetUUID(device_t device, char *uuid, unsigned size) {
-    GPU(device, uuid);
+    DEVICE(device, uuid);
     char value[96];
-    uuid_of(gpu, value, sizeof value);
+    uuid_of(gpu, part, value, sizeof value);
     return copy(uuid, size, value);
 }
 
 int nvmlDeviceGetIndex(device_t device, unsigned *index) {
     GPU(device, index);
-    return *index = gpu, SUCCESS;
+    return *index = gpus(gpu), SUCCESS;
 }
 
 int nvmlDeviceGetPciInfo_v3(device_t device, pci_t *pci) {
@@ -276,20 +392,21 @@ int nvmlDeviceGetPciInfo_v3(device_t device, pci_t *pci) {
 
 /* Version 1 knows no reserved memory and counts it as used. */
 int nvmlDeviceGetMemoryInfo(device_t device, memory_t *memory) {
-    GPU(device, memory);
-    memory_v2_t now = memory_of(gpu);
+    DEVICE(device, memory);
+    memory_v2_t now = memory_of(gpu, part);
     *memory = (memory_t){now.total, now.free, now.used + now.reserved};
     return SUCCESS;
 }
 
 int nvmlDeviceGetMemoryInfo_v2(device_t device, memory_v2_t *memory) {
-    GPU(device, memory);
+    DEVICE(device, memory);
     if (memory->version != MEMORY_V2) return VERSION_MISMATCH;
-    return *memory = memory_of(gpu), SUCCESS;
+    return *memory = memory_of(gpu, part), SUCCESS;
 }
 
 int nvmlDeviceGetUtilizationRates(device_t device, utilization_t *rates) {
     GPU(device, rates);
+    if (divided(gpu)) return NOT_SUPPORTED;
     return *rates = (utilization_t){knob(gpu, "util", 0), knob(gpu, "mem_util", 0)}, SUCCESS;
 }
 
@@ -331,16 +448,17 @@ int nvmlDeviceGetTemperatureV(device_t device, temperature_t *reading) {
 }
 
 int nvmlDeviceGetCudaComputeCapability(device_t device, int *major, int *minor) {
-    GPU(device, major);
+    DEVICE(device, major);
     char value[32];
     return sscanf(text_knob(gpu, "cc", "12.0", value, sizeof value), "%d.%d", major, minor) == 2 ? SUCCESS : NOT_SUPPORTED;
 }
 
 int nvmlDeviceGetComputeRunningProcesses_v3(device_t device, unsigned *count, process_t *processes) {
-    GPU(device, count);
+    DEVICE(device, count);
     unsigned long long sum;
     unsigned room = processes ? *count : 0;
-    *count = holders(gpu, processes, room, &sum);
+    if (knob(gpu, "hide_pids", 0)) return *count = 0, SUCCESS;
+    *count = holders(gpu, part, processes, room, &sum);
     return *count > room ? INSUFFICIENT_SIZE : SUCCESS;
 }
 
@@ -355,5 +473,36 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(device_t device, unsigned long lon
 
 int nvmlDeviceGetMigMode(device_t device, unsigned *current, unsigned *pending) {
     GPU(device, current);
-    return (void)pending, NOT_SUPPORTED;
+    return divided(gpu) ? *pending = *current = 1, SUCCESS : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(device_t device, unsigned *count) {
+    GPU(device, count);
+    return *count = MAX_MIG, SUCCESS;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(device_t device, unsigned index, device_t *mig) {
+    GPU(device, mig);
+    if ((int)index >= mig_count(gpu)) return index < MAX_MIG ? NOT_FOUND : INVALID_ARGUMENT;
+    return *mig = handle_of(gpu, (int)index), SUCCESS;
+}
+
+int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device_t device, device_t *parent) {
+    DEVICE(device, parent);
+    return part < 0 ? INVALID_ARGUMENT : (*parent = handle_of(gpu, -1), SUCCESS);
+}
+
+int nvmlDeviceGetGpuInstanceId(device_t device, unsigned *id) {
+    DEVICE(device, id);
+    return part < 0 ? INVALID_ARGUMENT : (*id = part + 1, SUCCESS);
+}
+
+int nvmlDeviceGetComputeInstanceId(device_t device, unsigned *id) {
+    DEVICE(device, id);
+    return part < 0 ? INVALID_ARGUMENT : (*id = 0, SUCCESS);
+}
+
+int nvmlDeviceIsMigDeviceHandle(device_t device, unsigned *is) {
+    DEVICE(device, is);
+    return *is = part >= 0, SUCCESS;
 }

@@ -36,6 +36,15 @@ CASES = [
     ("edited", seen(replace(GOOD, unit_intact=False)), False, "not as it was committed"),
     ("swapping", seen(replace(GOOD, health="unhealthy", running=Running(REQUEST, 0, "ready", True))), True, "at ready"),
     ("cut short", seen(replace(GOOD, running=Running(REQUEST, 0, "ready", False))), False, "cut short at ready"),
+    (
+        "gpus",
+        replace(
+            seen(GOOD),
+            state=HostState("sha", "key", instances=(GOOD,), gpus=(GPU, Gpu(1, error="GPU is lost"), Gpu(2, "GPU-3"))),
+        ),
+        True,
+        "1.0/2 GiB; GPU 1: GPU is lost",
+    ),
     ("last failed", seen(replace(GOOD, history=(FAILED,))), True, "last: b-2 rolled-back 2025-11-30 02:31 UTC"),
 ]
 

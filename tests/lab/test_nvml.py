@@ -145,3 +145,113 @@ def test_a_host_may_have_other_gpus(gpus: Host) -> None:
     gpus.run("rm -r /etc/nvml-sim.conf /run/nvml-sim")
     assert [(gpu["name"], gpu["cc"], gpu["total"] // MIB) for gpu in answer] == [("NVIDIA B200", [10, 0], 183359)] * 2
     assert [gpu["power"] for gpu in answer] == [30_000, 640_000]
+
+
+def ask(host: Host, expressions: dict[str, str]) -> dict[str, Any]:
+    """What pynvml makes of each expression: its value, or the text of the error."""
+    script = (
+        "import json, sys, time; sys.path.insert(0, '/root/nvml'); from pynvml import *\n"
+        "def tell(text):\n"
+        "    try: return eval(text)\n"
+        "    except NVMLError as error: return str(error)\n"
+        "gpu = nvmlDeviceGetHandleByIndex\n"
+        "def mig(index, number): return nvmlDeviceGetMigDeviceHandleByIndex(gpu(index), number)\n"
+        "def used(device): return nvmlDeviceGetMemoryInfo(device, version=nvmlMemory_v2).used >> 20\n"
+        "def pids(device): return [process.pid for process in nvmlDeviceGetComputeRunningProcesses(device)]\n"
+        f"nvmlInit(); print(json.dumps({{key: tell(text) for key, text in {expressions!r}.items()}}))\n"
+    )
+    answer: dict[str, Any] = json.loads(host.run("python3 -W ignore -", data=script.encode()).stdout)
+    return answer
+
+
+def test_a_gpu_falls_off_the_bus_hangs_hides_its_processes_and_is_gone(gpus: Host) -> None:
+    uuids = [gpu["uuid"] for gpu in query(gpus)["gpus"]]
+    gpus.write("/run/nvml-sim/gpu1/fail", "nvmlDevice 15\n")
+    gpus.write("/run/nvml-sim/gpu2/fail", "nvmlDeviceGetTemperature 3\nnvmlDeviceGetComputeRunningProcesses 4\n")
+    gpus.write("/run/nvml-sim/gpu3/hang", "nvmlDeviceGetUtilizationRates 1\n")
+    gpus.write("/run/nvml-sim/gpu4/hide_pids", "1")
+    gpus.write("/run/nvml-sim/gpu4/linger_mib", "1000")
+    pid = hold(gpus, "held", {"NVML_SIM_HOLD_MIB": "5000", "CUDA_VISIBLE_DEVICES": "0,4"})
+    try:
+        answer = ask(
+            gpus,
+            {
+                "count": "nvmlDeviceGetCount()",
+                "lost": "gpu(1)",
+                "cold": "nvmlDeviceGetTemperature(gpu(2), 0)",
+                "denied": "pids(gpu(2))",
+                "seconds": "[time.time(), nvmlDeviceGetUtilizationRates(gpu(3)), time.time()][::2]",
+                "seen": "[pids(gpu(0)), used(gpu(0))]",
+                "hidden": "[pids(gpu(4)), used(gpu(4))]",
+            },
+        )
+        begin, end = answer.pop("seconds")
+        assert 1 <= end - begin < 5
+        assert answer == {
+            "count": 8,
+            "lost": "GPU is lost",
+            "cold": "Not Supported",
+            "denied": "Insufficient Permissions",
+            "seen": [[pid], 5004],
+            "hidden": [[], 6004],
+        }
+        gpus.run("rm -r /run/nvml-sim")
+        gpus.write("/run/nvml-sim/gpu0/gone", "1")
+        left = query(gpus)["gpus"]
+        assert [gpu["uuid"] for gpu in left] == uuids[1:]
+        assert left[3]["processes"] == [], "index 4 is another GPU now"
+        assert left[4]["processes"] == [[pid, 5000 * MIB]]
+    finally:
+        gpus.run("systemctl stop held; rm -rf /run/nvml-sim")
+
+
+def test_memory_lingers_for_a_while_after_its_process(gpus: Host) -> None:
+    gpus.write("/run/nvml-sim/gpu0/linger_s", "3")
+    gpus.write("/run/nvml-sim/gpu1/linger_s", "-1")
+    hold(gpus, "held", {"NVML_SIM_HOLD_MIB": "5000", "CUDA_VISIBLE_DEVICES": "0,1,2"})
+    both = {"used": "[used(gpu(index)) for index in range(3)]"}
+    assert ask(gpus, both)["used"] == [5004, 5004, 5004]
+    gpus.run("systemctl stop held")
+    assert ask(gpus, both)["used"] == [5004, 5004, 4]
+    time.sleep(4)
+    assert ask(gpus, both)["used"] == [4, 5004, 4]
+    gpus.run("rm -r /run/nvml-sim")
+    assert ask(gpus, both)["used"] == [4, 4, 4]
+
+
+def test_a_gpu_is_divided_into_mig_devices(gpus: Host) -> None:
+    gpus.write("/run/nvml-sim/gpu1/mig", "2")
+    names = ask(gpus, {"uuids": "[nvmlDeviceGetUUID(mig(1, number)) for number in (0, 1)]"})["uuids"]
+    assert len(set(names)) == 2
+    assert all(name.startswith("MIG-") for name in names)
+    pid = hold(gpus, "held", {"NVML_SIM_HOLD_MIB": "5000", "CUDA_VISIBLE_DEVICES": names[1]})
+    try:
+        answer = ask(
+            gpus,
+            {
+                "modes": "[nvmlDeviceGetMigMode(gpu(1)), nvmlDeviceGetMaxMigDeviceCount(gpu(1))]",
+                "none": "mig(1, 2)",
+                "off": "nvmlDeviceGetMigMode(gpu(0))",
+                "ids": "[nvmlDeviceGetGpuInstanceId(mig(1, 1)), nvmlDeviceGetComputeInstanceId(mig(1, 1))]",
+                "kind": "[nvmlDeviceIsMigDeviceHandle(device).value for device in (gpu(1), mig(1, 0))]",
+                "parent": "nvmlDeviceGetIndex(nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mig(1, 1)))",
+                "by name": f"pids(nvmlDeviceGetHandleByUUID('{names[1]}'))",
+                "used": "[used(device) for device in (gpu(1), mig(1, 0), mig(1, 1))]",
+                "share": "nvmlDeviceGetMemoryInfo(mig(1, 0)).total * 2 == nvmlDeviceGetMemoryInfo(gpu(1)).total",
+                "busy": "nvmlDeviceGetUtilizationRates(gpu(1))",
+            },
+        )
+        assert answer == {
+            "modes": [[1, 1], 8],
+            "none": "Not Found",
+            "off": "Not Supported",
+            "ids": [2, 0],
+            "kind": [0, 1],
+            "parent": 1,
+            "by name": [pid],
+            "used": [5004, 4, 5004],
+            "share": True,
+            "busy": "Not Supported",
+        }
+    finally:
+        gpus.run("systemctl stop held; rm -r /run/nvml-sim")

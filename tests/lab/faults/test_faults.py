@@ -173,8 +173,8 @@ FAULTS = (
     Fault(
         "a GPU is missing",
         "cutlass",
-        "refused",
-        "preflight",
+        "",
+        "",
         ("no GPU 0 on this host",),
         "committed cutlass-",
         "old",
