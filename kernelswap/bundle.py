@@ -15,7 +15,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent
 SHARED = ("__init__.py", "protocol.py", "ledger.py")
 
-# Everything is imported before the work starts, so that replacing the file in the middle of a swap does not matter.
+# Everything is imported and read before the work starts, so that replacing the file in the middle of a swap does not
+# matter.
 # A question is answered in a moment, and it is asked of every host in every run: it takes what it needs only.
 MAIN = """import sys
 
@@ -84,4 +85,7 @@ def _imports(files: dict[str, bytes]) -> str:
         for name in files
         if name.endswith(".py") and not name.endswith("__main__.py")
     )
-    return "\n".join(f"    import {module}" for module in modules)
+    knowledge = sorted(Path(name).name for name in files if name.endswith(".json"))
+    lines = [f"import {module}" for module in modules]
+    lines += [f"kernelswap.agent.knowledge.read({name!r})" for name in knowledge]
+    return "\n".join(f"    {line}" for line in lines)

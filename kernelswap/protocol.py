@@ -83,7 +83,8 @@ class Plan:
     preview has the inventory's indices); empty means every GPU of the host. gpu_count: how many it needs; 0 where the
     model declares none.
     flags: the declared SGLang flags as strings, for showing differences. secret_flags: names only. end_foreign: whether
-    what is no SGLang and is on the GPUs or the port may be ended.
+    what is no SGLang and is on the GPUs or the port may be ended. digests: SHA-256 of the release's other files by
+    name, by which a torn one is known; of none that holds secrets.
     """
 
     instance: str
@@ -109,6 +110,7 @@ class Plan:
     end_foreign: bool = False
     verify: Verify = field(default_factory=Verify)
     timeouts: Timeouts = field(default_factory=Timeouts)
+    digests: Dict[str, str] = field(default_factory=dict)
 
     @property
     def unit(self) -> str:
@@ -312,7 +314,9 @@ T = TypeVar("T")
 
 def encode(value: Any) -> str:
     """One line of JSON for any value of this module."""
-    return json.dumps(dataclasses.asdict(value), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(dataclasses.asdict(value), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    # Half a surrogate pair, as a server may answer it, is no UTF-8; escaped it is JSON.
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def decode(kind: Type[T], text: str) -> T:

@@ -124,6 +124,7 @@ def preview(spec: ServerSpec, templates: Path) -> Release:
 
 
 def _release(spec: ServerSpec, name: str, templates: Path) -> Release:
+    texts = _texts(spec, name, templates)
     plan = Plan(
         instance=spec.instance,
         release=name,
@@ -148,8 +149,9 @@ def _release(spec: ServerSpec, name: str, templates: Path) -> Release:
         end_foreign=spec.end_foreign,
         verify=spec.verify,
         timeouts=spec.timeouts,
+        digests={file: hashlib.sha256(text.encode()).hexdigest() for file, text in texts.items()},
     )
-    return Release(name, plan, {**_texts(spec, name, templates), PLAN_FILE: encode(plan) + "\n"})
+    return Release(name, plan, {**texts, PLAN_FILE: encode(plan) + "\n"})
 
 
 def _texts(spec: ServerSpec, release: str, templates: Path) -> dict[str, str]:

@@ -57,5 +57,31 @@ def test_every_module_is_loaded_before_a_swap_starts(tmp_path: Path) -> None:
     assert json.loads(done.stdout) == []
 
 
+@pytest.mark.parametrize("new", [b"garbage", b""])
+def test_a_running_agent_does_not_mind_that_its_file_is_replaced(new: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "agent.pyz"
+    path.write_bytes(bundle.build().content)
+    code = f"""if True:
+        import json, os, runpy, sys
+        sys.argv[1:] = ["run"]
+        runpy.run_path({str(path)!r}, run_name="check")
+        open({str(path)!r} + ".new", "wb").write({new!r})
+        os.replace({str(path)!r} + ".new", {str(path)!r})
+        from kernelswap.agent import causes, gpus, knowledge
+        print(len(causes.load().signatures), gpus.read.__name__)
+        names = [name for name in {sorted(p.name for p in (bundle.PACKAGE / "knowledge").glob("*.json"))!r}]
+        print([bool(json.loads(knowledge.read(name))) for name in names])
+        from kernelswap.agent import __main__
+        print(__main__.main([]))
+        try:
+            gpus.read()
+        except gpus.GpuError as error:
+            print(error)
+    """
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "ImportError" not in done.stdout + done.stderr
+
+
 def test_its_repr_is_short() -> None:
     assert len(repr(bundle.build())) < 60

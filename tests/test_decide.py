@@ -223,7 +223,7 @@ def test_limit_differences() -> None:
 
 def test_every_field_of_a_plan_is_shown_somewhere() -> None:
     shown = {*decide.LIMITS, *decide.SERVER, "flags", "secret_flags", "environment"}
-    follow_from_those = {"instance", "release", "profile", "argv"}
+    follow_from_those = {"instance", "release", "profile", "argv", "digests"}
     assert {f.name for f in dataclasses.fields(Plan)} == shown | follow_from_those
 
 

@@ -13,7 +13,7 @@ import json
 import sys
 from typing import List, Optional
 
-from kernelswap.agent import gpus, guard, inspection, occupants, service, units
+from kernelswap.agent import files, gpus, guard, host, inspection, occupants, service, units
 from kernelswap.protocol import Request, decode, encode
 
 
@@ -41,7 +41,10 @@ def main(argv: Optional[List[str]] = None) -> int:
         if command == "guard":
             guard.guard(words[0])
             return 0
-    except (units.UnitError, gpus.GpuError, occupants.Dirty, TimeoutError) as error:
+    except files.Held as held:
+        print(f"kernelswap: {held.path} is locked by {service.who_holds(held.pid)}", file=sys.stderr)
+        return 1
+    except (units.UnitError, gpus.GpuError, occupants.Dirty, host.JournalLost) as error:
         print(f"kernelswap: {error}", file=sys.stderr)
         return 1
     print(__doc__, file=sys.stderr)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, Optional
 
+from kernelswap.agent import files
 from kernelswap.protocol import Event, decode, encode
 
 
@@ -20,24 +21,26 @@ class Events:
     def emit(self, step: str, kind: str, text: str = "", seconds: Optional[float] = None) -> None:
         """Add an event. A full disk loses it: what is told must not decide what is done."""
         with contextlib.suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(encode(Event(time.time(), step, kind, text, seconds)) + "\n")
+            files.append(self.path, encode(Event(time.time(), step, kind, text, seconds)), synced=False)
 
     def follow(self, poll: float = 0.2) -> Iterator[Optional[Event]]:
-        """Events from the first on as they come; None at every poll that brought nothing. Never ends by itself."""
-        rest = ""
+        """Events from the first on as they come; None at every poll that brought nothing. Never ends by itself.
+
+        A line torn by a power cut is skipped.
+        """
+        rest = b""
         position = 0
         while True:
-            chunk = ""
+            chunk = b""
             if self.path.exists():
-                with self.path.open(encoding="utf-8") as file:
+                with self.path.open("rb") as file:
                     file.seek(position)
                     chunk = file.read()
                     position = file.tell()
-            *lines, rest = (rest + chunk).split("\n")
+            *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
-                yield decode(Event, line)
+                with contextlib.suppress(ValueError):
+                    yield decode(Event, line.decode())
             if not lines:
                 yield None
                 time.sleep(poll)

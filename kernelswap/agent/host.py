@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import pwd
+import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Tuple
 
 from kernelswap import ledger
 from kernelswap.agent import files
 from kernelswap.agent.containers import FoundContainer
-from kernelswap.protocol import CONFIG_ROOT, STATE_ROOT, Plan, Report, Request, decode, encode, gpu_indices, unit_name
+from kernelswap.protocol import (
+    CONFIG_ROOT,
+    STATE_ROOT,
+    Plan,
+    Report,
+    Request,
+    StepResult,
+    decode,
+    encode,
+    gpu_indices,
+    unit_name,
+)
+
+RESERVE = 1024 * 1024  # bytes: a journal, a line of the history and the last events are a hundredth of it
+SECRETS_FILE = "secrets.yaml"
 
 
 @dataclass(frozen=True)
@@ -64,6 +82,16 @@ class Folders:
     @property
     def history(self) -> Path:
         return self.state / "history.jsonl"
+
+    @property
+    def reserve(self) -> Path:
+        """Space that is given up when the disk is full, so that the end of a swap can still be told."""
+        return self.state / "reserve"
+
+    @property
+    def unrecorded(self) -> Path:
+        """The report of a swap that could not be written into the history, as on a disk that became read-only."""
+        return self.root / "run/kernelswap" / self.instance / "report.json"
 
     @property
     def idle_memory(self) -> Path:
@@ -125,7 +153,9 @@ class ReleaseZero:
 class Journal:
     """The open swap, written before each step is taken.
 
-    touched: something that ran may have been stopped. back: the rollback has begun, because of `cause`.
+    started: epoch seconds, for people; uptime: the same moment in seconds since the boot `boot`, which no change of the
+    clock moves. touched: something that ran may have been stopped. back: the rollback has begun, because of `cause`.
+    steps: those that have ended.
     """
 
     request: Request
@@ -137,11 +167,31 @@ class Journal:
     previous: Optional[str] = None
     zero: ReleaseZero = field(default_factory=ReleaseZero)
     cause: str = ""
+    uptime: Optional[float] = None
+    steps: Tuple[StepResult, ...] = ()
+
+
+class JournalLost(Exception):
+    """There is an open swap, and nothing tells which."""
 
 
 def read_journal(folders: Folders) -> Optional[Journal]:
+    """The open swap, if there is one. One that cannot be read any more is taken for cut short at a step unknown.
+
+    Raises JournalLost if not even the request for it is left.
+    """
     text = files.read(folders.journal)
-    return decode(Journal, text) if text else None
+    if text is None:
+        return None
+    try:
+        return decode(Journal, text)
+    except ValueError as error:
+        try:
+            request = decode(Request, files.read(folders.request) or "")
+        except ValueError:
+            todo = f"see whether {folders.unit} serves as it should, then remove that file"
+            raise JournalLost(f"{folders.journal} cannot be read ({error}): {todo}") from None
+        return Journal(request, time.time(), boot_id(), "unknown", touched=True, previous=known_good(folders))
 
 
 def write_journal(folders: Folders, journal: Journal) -> None:
@@ -149,9 +199,35 @@ def write_journal(folders: Folders, journal: Journal) -> None:
     files.write(folders.journal, encode(journal), mode=0o600)
 
 
+def spare(folders: Folders, do: Callable[[], None]) -> None:
+    """Write what must not be lost: where the disk is full, the reserve is given up for it. Raises OSError."""
+    try:
+        do()
+    except OSError as error:
+        if error.errno not in files.FULL:
+            raise
+        files.remove(folders.reserve)
+        do()
+
+
 def read_plan(folders: Folders, release: str) -> Plan:
     """The plan of a staged release. Raises FileNotFoundError or ValueError if it is missing or broken."""
     return decode(Plan, (folders.release(release) / "plan.json").read_text(encoding="utf-8"))
+
+
+def torn_files(folders: Folders, plan: Plan) -> List[str]:
+    """The files of a staged release that are gone or not as they were rendered, as after a power cut."""
+    folder = folders.release(plan.release)
+    torn = [name for name, wanted in sorted(plan.digests.items()) if _digest(folder / name) != wanted]
+    torn += [] if (folder / plan.unit).is_file() or plan.unit in torn else [plan.unit]
+    return torn + ([SECRETS_FILE] if set(plan.secret_flags) - set(secrets(folders, plan.release)) else [])
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def known_good(folders: Folders) -> Optional[str]:
@@ -186,22 +262,55 @@ def staged(folders: Folders) -> List[str]:
     return sorted(entry.name for entry in folders.releases.iterdir() if (entry / "plan.json").is_file())
 
 
+def report(folders: Folders, swap: str) -> Optional[Report]:
+    """How a swap ended; None if it has not."""
+    found = [report for report in history(folders) if report.request.swap == swap]
+    with contextlib.suppress(ValueError):
+        last = decode(Report, files.read(folders.unrecorded) or "")
+        found += [last] if last.request.swap == swap else []
+    return found[0] if found else None
+
+
+def record(folders: Folders, report: Report) -> None:
+    """Put an end into the history, once, and close its journal; where that cannot be, keep it under /run.
+
+    Then the journal stays, and whoever opens it next records the end.
+    """
+    try:
+        if all(known.request.swap != report.request.swap for known in history(folders)):
+            spare(folders, lambda: files.append(folders.history, encode(report)))
+        for path in (folders.journal, folders.reserve, folders.unrecorded):
+            files.remove(path)
+    except OSError as error:
+        print(f"kernelswap: {folders.history} cannot be written ({error.strerror}): make it writable", file=sys.stderr)
+        with contextlib.suppress(OSError):
+            files.write(folders.unrecorded, encode(report), mode=0o600)
+
+
 def rollback_target(folders: Folders) -> Optional[str]:
     return ledger.rollback_target(history(folders), set(staged(folders)))
 
 
 def secrets(folders: Folders, release: str) -> Dict[str, str]:
-    """The secrets of a release by flag, from the file that SGLang itself reads: a line `flag: "value"` for each."""
+    """The secrets of a release by flag, from the file that SGLang itself reads: a line `flag: "value"` for each.
+
+    One that a power cut has torn is not there.
+    """
     found = {}
-    for line in files.read_lines(folders.release(release) / "secrets.yaml"):
+    for line in files.read_lines(folders.release(release) / SECRETS_FILE):
         flag, _, value = line.partition(": ")
-        if value:
+        with contextlib.suppress(ValueError):
             found[flag] = str(json.loads(value))
     return found
 
 
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def uptime() -> float:
+    """Seconds since the boot; no change of the clock moves them, and a suspended host counts on."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def user_ids(user: str) -> Tuple[int, int]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pkgutil
+from functools import cache
 
 
+@cache
 def read(name: str) -> str:
     data = pkgutil.get_data("kernelswap", f"knowledge/{name}")
     if data is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -11,6 +12,7 @@ from typing import List
 from kernelswap.agent import (
     containers,
     engine,
+    files,
     gpus,
     host,
     identity,
@@ -34,7 +36,9 @@ def faults(folders: Folders, request: Request, plan: Plan, found: Occupants) -> 
         *system(),
         *masked(folders),
         *user(plan),
-        *disk(plan),
+        *torn(folders, plan),
+        *disk(folders, plan),
+        *unwritable(folders),
         *port(plan, found),
         *gpu(plan, found),
         *strays(request, plan, found),
@@ -76,9 +80,16 @@ def way_back(folders: Folders, request: Request) -> List[str]:
         plan = host.read_plan(folders, release)
     except (OSError, ValueError) as error:
         return [f"the known-good {release} cannot be brought back, its plan cannot be read ({error}): {todo}"]
-    names = [plan.unit, *(["secrets.yaml"] if plan.secret_flags else [])]
-    missing = [name for name in names if not (folders.release(release) / name).is_file()]
-    return [f"the known-good {release} cannot be brought back, its {name} is gone: {todo}" for name in missing]
+    return [
+        f"the known-good {release} cannot be brought back, its {name} is gone or torn: {todo}"
+        for name in host.torn_files(folders, plan)
+    ]
+
+
+def torn(folders: Folders, plan: Plan) -> List[str]:
+    where = folders.release(plan.release)
+    todo = "remove that file and run the deploy again"
+    return [f"{where / name} is gone or torn, as after a power cut: {todo}" for name in host.torn_files(folders, plan)]
 
 
 def user(plan: Plan) -> List[str]:
@@ -89,17 +100,42 @@ def user(plan: Plan) -> List[str]:
     return []
 
 
-def disk(plan: Plan) -> List[str]:
+INODES_MIN = 64
+
+
+def disk(folders: Folders, plan: Plan) -> List[str]:
     """Room for what we write, and for the caches that the engine fills at its first start."""
     found = []
     for path, need in ((CONFIG_ROOT, 16), (STATE_ROOT, 64), ("/var/cache", plan.disk_free), ("/run", 4)):
-        folder = Path(path)
+        folder = folders.root / path.lstrip("/")
         while not folder.exists():
             folder = folder.parent
         free = shutil.disk_usage(folder).free // (1024 * 1024)
         if free < need:
             found.append(f"{path} has {free} MiB free, {need} MiB are needed: free disk space")
+        inodes = os.statvfs(folder)
+        if inodes.f_files and inodes.f_favail < INODES_MIN:
+            found.append(f"{path} has {inodes.f_favail} inodes free, {INODES_MIN} are needed: remove small files")
     return found
+
+
+def unwritable(folders: Folders) -> List[str]:
+    """What a swap would have to write and cannot, tried on the spot."""
+    units_folder = folders.committed_unit.parent
+    changed = [folders.config, folders.state, units_folder, folders.candidate_unit.parent]
+    changed += [folder for folder in units_folder.glob("multi-user.target.wants") if folder.is_dir()]
+    why = {str(path): files.why_unwritable(path) for path in changed}
+    kept = [folders.committed_unit, folders.journal, folders.history]
+    why.update({str(path): files.why_unchangeable(path) for path in kept})
+    return [f"{path} cannot be written ({text}): {_way_out(path, text)}" for path, text in why.items() if text]
+
+
+def _way_out(path: str, why: str) -> str:
+    if "Read-only" in why:
+        return f"see `findmnt --target {path}`, repair its file system or remount it writable"
+    if "not permitted" in why:
+        return f"see `lsattr -d {path}`, and `chattr -i` it"
+    return "free disk space, or raise root's quota"
 
 
 def port(plan: Plan, found: Occupants) -> List[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import secrets
 import subprocess
@@ -44,8 +45,9 @@ def _log_of(plan: Plan, status: units.UnitStatus) -> str:
 def wait_ready(plan: Plan, server: Client, started: float, tell: Callable[[str], None]) -> str:
     """Wait until the unit's own server answers one token; returns what was seen. Raises Failed.
 
-    started: when the start was asked for (epoch seconds). The deadline moves on while the log advances; an error after
-    which no server comes up ends the wait once the log has stood still since.
+    started: when the start was asked for, in seconds since the boot, which no change of the clock moves. The deadline
+    moves on while the log advances; an error after which no server comes up ends the wait once the log has stood still
+    since.
     """
     begin = time.monotonic()
     deadline = begin + plan.timeouts.ready
@@ -96,7 +98,8 @@ def _not_ready(plan: Plan, server: Client, started: float, patience: float) -> s
         raise Failed(Cause(f"port {plan.port} is held by {owner}", where, "stop that process", "port-in-use"))
     if not listening:
         return f"a listener on port {plan.port}"
-    if any(pid and processes.started_at(table[pid]) < started - 2 for pid in listening if pid in table):
+    ticks = os.sysconf("SC_CLK_TCK")
+    if any(pid and table[pid].started < int(started * ticks) for pid in listening if pid in table):
         return "the listener of this start"
     schedulers = [pid for pid in mine if table[pid].argv and table[pid].argv[0].startswith("sglang::scheduler")]
     if len(schedulers) < plan.schedulers:

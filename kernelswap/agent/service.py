@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Optional
 
-from kernelswap.agent import causes, events, files, host, transaction, units
+from kernelswap.agent import causes, events, files, host, processes, transaction, units
 from kernelswap.agent.events import Events
 from kernelswap.agent.host import Folders
 from kernelswap.protocol import AGENT_PATH, Report, Request, Running, decode, encode
@@ -20,8 +20,11 @@ def service_name(instance: str) -> str:
 
 
 def running(folders: Folders) -> Optional[Running]:
-    """The swap that has not ended on this host, if any."""
-    journal = host.read_journal(folders)
+    """The swap that has not ended on this host, if any that can be told."""
+    try:
+        journal = host.read_journal(folders)
+    except host.JournalLost:
+        journal = None
     active = units.status(service_name(folders.instance)).running
     if active and (text := files.read(folders.request)):
         request = decode(Request, text)
@@ -36,23 +39,33 @@ def running(folders: Folders) -> Optional[Running]:
 def swap(request: Request) -> int:
     """Start a swap, or join the one with the same goal, and follow it to its end. Returns the exit code."""
     folders = Folders(request.instance)
-    folders.state.mkdir(parents=True, exist_ok=True)
+    try:
+        host.read_journal(folders)  # raises where a person must look first
+        joined = _start_or_join(folders, request)
+    except OSError as error:
+        todo = "free the disk, or make it writable"
+        print(f"REFUSED, nothing was touched: {error.filename or folders.state}: {error.strerror}: {todo}")
+        return 1
+    return follow(folders, joined) if joined else 1
+
+
+def _start_or_join(folders: Folders, request: Request) -> Optional[str]:
+    """The id of the swap to follow; None if another one runs, and that was said."""
+    files.make_folder(folders.state)
     folders.state.chmod(0o700)
     with files.lock(folders.start_lock, patience=60):
         now = running(folders)
-        if now and now.active and units.status(service_name(request.instance)).running:
-            if not now.request.same_goal(request):
-                print(_refusal(now))
-                return 1
-            print(
-                f"joined swap {now.request.swap} to {now.request.release}, "
-                f"by {now.request.who} since {_clock(now.since)}"
-            )
-            request = now.request
-        else:
+        if not (now and now.active and units.status(service_name(request.instance)).running):
             files.write(folders.request, encode(request), mode=0o600)
             _start(request.instance, request.swap)
-    return follow(folders, request.swap)
+            return request.swap
+        if not now.request.same_goal(request):
+            print(_refusal(now))
+            return None
+        print(
+            f"joined swap {now.request.swap} to {now.request.release}, by {now.request.who} since {_clock(now.since)}"
+        )
+        return now.request.swap
 
 
 def _refusal(now: Running) -> str:
@@ -100,13 +113,13 @@ def follow(folders: Folders, swap_id: str) -> int:
             _say(line)
             spoke = now
         if event.kind == "result":
-            return _exit_code(_report(folders, swap_id))
+            return _exit_code(host.report(folders, swap_id))
     return 1
 
 
 def _say_end(folders: Folders, swap_id: str) -> int:
     """The agent is no more and its last event has not come: it may have died with only that missing."""
-    report = _report(folders, swap_id)
+    report = host.report(folders, swap_id)
     gone = "the agent is gone without a result; run the same command again to finish the story"
     _say(transaction.verdict(report) if report else gone)
     return _exit_code(report)
@@ -121,32 +134,51 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def _report(folders: Folders, swap_id: str) -> Optional[Report]:
-    return next((report for report in host.history(folders) if report.request.swap == swap_id), None)
-
-
 def run(instance: str, swap_id: str) -> None:
     """What the transient service does: close an open story first, then carry out the request."""
     folders = Folders(instance)
     causes.load()  # now: our own file may be replaced while we run
-    with files.lock(folders.lock):
+    story = Events(folders.evidence(swap_id) / "events.jsonl")
+    with files.lock(folders.lock, waiting=lambda pid: story.emit("waiting", "progress", f"for {who_holds(pid)}")):
+        _tidy(folders)
         request = decode(Request, files.read(folders.request) or "")
-        story = Events(folders.evidence(swap_id) / "events.jsonl")
         journal = host.read_journal(folders)
         if journal:
             report = transaction.recover(folders, journal)
             if journal.request.swap == swap_id:
+                _say(transaction.verdict(report))
                 return
             story.emit("recover", "note", f"swap {journal.request.swap} had not ended: {transaction.verdict(report)}")
-        if request.swap == swap_id and not _report(folders, swap_id):
-            transaction.perform(folders, request)
+        if request.swap == swap_id and not host.report(folders, swap_id):
+            _say(transaction.verdict(transaction.perform(folders, request)))
 
 
 def recover(instance: str) -> None:
     """What the recover unit does after a reboot."""
     causes.load()
     folders = Folders(instance)
-    with files.lock(folders.lock):
+    with files.lock(folders.lock, waiting=lambda pid: _say(f"waiting for {who_holds(pid)}")):
+        _tidy(folders)
         journal = host.read_journal(folders)
         if journal:
-            print(transaction.verdict(transaction.recover(folders, journal)))
+            _say(transaction.verdict(transaction.recover(folders, journal)))
+
+
+def _tidy(folders: Folders) -> None:
+    written = (folders.config, folders.state, *folders.state.glob("swaps/*"))
+    for folder in (*written, folders.committed_unit.parent, folders.candidate_unit.parent):
+        files.drop_unfinished(folder)
+
+
+STATES = {
+    "T": "; it was stopped: `kill -CONT {pid}` lets it go on",
+    "D": "; it hangs in the kernel: if it stays so, reboot the host",
+}
+
+
+def who_holds(pid: int) -> str:
+    """The process that has a lock, for people: what, whose, since when, and what helps where it cannot go on."""
+    process = processes.table().get(pid)
+    if process is None:
+        return f"process {pid}, which is not to be seen from here"
+    return processes.describe(process) + STATES.get(process.state, "").format(pid=pid)

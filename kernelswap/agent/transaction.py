@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import subprocess
 import time
-from typing import Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from kernelswap import ledger
 from kernelswap.agent import (
@@ -53,7 +53,8 @@ class Seen:
 
 def perform(folders: Folders, request: Request) -> Report:
     """Carry out a swap to its end. Holds no lock: the caller does."""
-    journal = Journal(request, time.time(), host.boot_id(), previous=host.known_good(folders))
+    previous = host.known_good(folders)
+    journal = Journal(request, time.time(), host.boot_id(), previous=previous, uptime=host.uptime())
     return Transaction(folders, journal).forward()
 
 
@@ -62,8 +63,15 @@ def recover(folders: Folders, journal: Journal) -> Report:
     return Transaction(folders, journal).resume()
 
 
+class Unfinished(Failed):
+    """The commit has happened, but not all of it could be written."""
+
+
+COMMIT_WAITS = (1, 3, 10)  # seconds between tries to write what is left to do after the commit point
+
+
 class Transaction:
-    """One swap on its way. Its only state besides the journal is what goes into the report."""
+    """One swap on its way. Its state is the journal's."""
 
     def __init__(self, folders: Folders, journal: Journal) -> None:
         self.folders = folders
@@ -71,8 +79,8 @@ class Transaction:
         self.request = journal.request
         self.evidence = folders.evidence(self.request.swap)
         self.events = Events(self.evidence / "events.jsonl")
-        self.steps: List[StepResult] = []
-        self.started = 0.0  # when a server was started, epoch seconds
+        self.started = 0.0  # when a server was started, seconds since the boot
+        self.shut = True  # whether what runs may be shut off from other hosts
         self.stopped: Optional[float] = None  # when all that served had been stopped, seconds of the boot
         self.plan: Plan  # of the candidate; read by the preflight
         self.found: Occupants  # what is to be stopped; nothing that comes later is
@@ -89,6 +97,8 @@ class Transaction:
             self._note_found()
             for name, step in self._forward_steps():
                 self._step(name, step)
+        except Unfinished as half:
+            return self._unfinished(half.cause)
         except Failed as failure:
             return self._fail(failure.cause)
         return self._close("committed", serving=self.request.release)
@@ -130,6 +140,9 @@ class Transaction:
         if faults:
             todo = "correct these and run the same command again"
             raise Failed(Cause("; ".join(faults), where, todo, "preflight"))
+        # What is staged was perhaps never synced, and the way back from here on may lead over a reboot.
+        files.sync_tree(self.folders.release(release), top=self.folders.config.parent.parent)
+        files.reserve(self.folders.reserve, host.RESERVE)
         overrides = units.status(self.plan.unit).overrides
         changed = f"; the unit is changed by {', '.join(overrides)}" if overrides else ""
         return Seen(f"{len(found.all)} server(s) to replace{changed}{_others(found)}")
@@ -162,7 +175,8 @@ class Transaction:
         if newcomers:
             raise Failed(Cause("; ".join(newcomers), "ps", "run the same command again", "preflight"))
         foreign = found.foreign_units if self.plan.end_foreign else {}
-        served = [FoundUnit(name, units.status(name).enabled) for name in sorted(found.units)]
+        names = sorted({*found.units, *self._own_by_hand()})
+        served = [FoundUnit(name, units.status(name).enabled) for name in names]
         others = [
             FoundUnit(name, units.status(name).enabled, serves=False)
             for name in sorted(set(foreign) - set(found.units))
@@ -188,6 +202,12 @@ class Transaction:
             except containers.ContainerError as error:
                 raise Failed(Cause(str(error), where.runtime, "run the same command again", "container")) from None
 
+    def _own_by_hand(self) -> Set[str]:
+        """Our own unit's name where a hand-written unit has it: it lies under /etc until a commit replaces it."""
+        there = units.status(self.plan.unit).fragment
+        by_hand = self.journal.previous is None and self.found.own and there and not there.startswith("/run/")
+        return {self.plan.unit} if by_hand else set()
+
     def _stop(self) -> Seen:
         found, zero = self.found, self.journal.zero
         timeout = self.plan.timeouts.stop
@@ -197,6 +217,8 @@ class Transaction:
                 ended.append(self.plan.unit)
             units.stop(self.plan.unit, timeout)
             for unit in zero.units:
+                if unit.name == self.plan.unit:
+                    continue
                 units.stop(unit.name, timeout)
                 units.mask_until_reboot(unit.name)
                 ended.append(unit.name)
@@ -211,7 +233,7 @@ class Transaction:
         left = processes.end(bare, timeout, spare=[process.pid for process in found.bystanders])
         for name in starters:
             units.stop(name, timeout)
-        self.stopped = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.stopped = host.uptime()
         if left:
             what = "; ".join(map(processes.stuck, left))
             raise Failed(Cause(f"would not end: {what}", "/proc/PID/stack", "reboot the host", "stop"))
@@ -222,11 +244,16 @@ class Transaction:
         try:
             seen = occupants.prove_clean(self.folders, plan, plan.timeouts.clean, self.stopped)
         except Dirty as dirty:
-            files.append(self.evidence / "not-clean.txt", "\n".join(dirty.left))
+            self._keep("not-clean.txt", dirty.left)
             raise Failed(Cause(f"the host is not clean: {dirty}", "nvidia-smi", dirty.todo, "not-clean")) from None
-        files.append(self.evidence / "clean.txt", "\n".join(seen))
+        self._keep("clean.txt", seen)
         idle = sum(line.startswith("GPU ") for line in seen)
         return Seen(", ".join(seen[:2]) + (f", {idle} GPU(s) idle" if idle else ""))
+
+    def _keep(self, name: str, lines: Sequence[str]) -> None:
+        """Add to the evidence. A full disk loses it, and nothing else."""
+        with contextlib.suppress(OSError):
+            files.append(self.evidence / name, "\n".join(lines))
 
     def _activate(self) -> Seen:
         text = (self.folders.release(self.request.release) / self.plan.unit).read_text(encoding="utf-8")
@@ -238,10 +265,15 @@ class Transaction:
             ) from None
         return Seen(f"{self.request.release} under /run, only this host may reach it")
 
-    def _start(self, plan: Plan) -> Seen:
-        self.started = time.time()
+    def _start(self, plan: Plan, back: bool = False) -> Seen:
+        self.started = host.uptime()
         try:
-            units.quarantine(plan.unit, network.own_addresses())
+            try:
+                units.quarantine(plan.unit, network.own_addresses())
+            except units.UnitError:
+                if not back:
+                    raise
+                self.shut = False  # a known-good that is reachable too early is better than none, as with a full /run
             units.start(plan.unit, timeout=plan.timeouts.clean + 60)
         except units.UnitError as error:
             failure = server.unit_failure(plan, units.status(plan.unit), str(error))
@@ -294,14 +326,31 @@ class Transaction:
         try:
             files.write(self.folders.committed_unit, text)
         except OSError as error:
-            where = str(self.folders.committed_unit)
-            raise Failed(
-                Cause(f"cannot write {where}: {error.strerror}", where, "make /etc writable", "commit")
-            ) from None
-        files.link(self.folders.known_good, f"releases/{release}")
+            if not self._is_past_commit_point():  # it may be renamed and not synced
+                where = str(self.folders.committed_unit)
+                raise Failed(
+                    Cause(f"cannot write {where}: {error.strerror}", where, "make /etc writable", "commit")
+                ) from None
+        for wait in COMMIT_WAITS:
+            try:
+                host.spare(self.folders, self._finish_commit)
+                return Seen(f"{release} is the known-good")
+            except (OSError, units.UnitError) as error:
+                fault = str(error)
+                time.sleep(wait)
+        todo = "make /etc writable, see what systemd says, and run the same command again"
+        raise Unfinished(Cause(fault, str(self.folders.config), todo, "commit"))
+
+    def _finish_commit(self) -> None:
+        files.sync_folder(self.folders.committed_unit.parent)
+        files.link(self.folders.known_good, f"releases/{self.request.release}")
         units.drop_candidate(self.folders.candidate_unit, self.folders.candidate_settings)
         units.enable(self.plan.unit)
-        return Seen(f"{release} is the known-good")
+
+    def _unfinished(self, cause: Cause) -> Report:
+        release = self.request.release
+        detail = f"{release} serves and was verified, but its commit could not be finished"
+        return self._close("down", serving=release, cause=cause, detail=detail)
 
     # The way back.
 
@@ -343,7 +392,9 @@ class Transaction:
         if files.read(self.folders.committed_unit) != text:
             files.write(self.folders.committed_unit, text)
             units.reload()
-        return self._start(plan)
+        if host.known_good(self.folders) != plan.release:
+            files.link(self.folders.known_good, f"releases/{plan.release}")
+        return self._start(plan, back=True)
 
     def _verify_back(self, plan: Plan, cause: Cause) -> Report:
         old = self._client(plan)
@@ -361,12 +412,21 @@ class Transaction:
 
     def _stop_candidate(self) -> Seen:
         units.stop(self.plan.unit, self.plan.timeouts.stop)
+        if self.journal.previous:  # what ran beside it may not have been stopped yet
+            for unit in self.journal.zero.units:
+                units.stop(unit.name, self.plan.timeouts.stop)
         units.drop_candidate(self.folders.candidate_unit, self.folders.candidate_settings)
         return Seen(self.plan.unit)
 
     def _open_known_good(self, plan: Plan) -> Seen:
-        units.lift_quarantine(plan.unit)
-        units.drop_candidate(self.folders.candidate_unit, self.folders.candidate_settings)
+        candidate = (self.folders.candidate_unit, self.folders.candidate_settings)
+        try:
+            units.lift_quarantine(plan.unit)
+        except units.UnitError:
+            units.drop_candidate(*candidate)  # which makes room where /run is full
+            if self.shut:
+                units.lift_quarantine(plan.unit)
+        units.drop_candidate(*candidate)
         # What ran beside it gave way to the candidate, and comes back too.
         beside = self._start_zero(self.journal.zero).detail if self.journal.zero else ""
         return Seen("reachable from outside" + (f"; {beside} started again" if beside else ""))
@@ -375,16 +435,17 @@ class Transaction:
         zero = self.journal.zero
         if not zero:
             return self._down(cause, "nothing served before, so there is nothing to go back to")
-        if not rebooted and not self._zero_runs(zero):
+        if not rebooted and not self._some_zero_runs(zero):
             self._step("clean", lambda: self._clean(self.plan), back=True)
         names = self._step("start", lambda: self._start_zero(zero), back=True).detail
         self._step("ready", self._zero_ready, back=True)
         return self._close("rolled-back", serving=None, cause=cause, detail=f"{names} serves again")
 
-    def _zero_runs(self, zero: ReleaseZero) -> bool:
-        """Whether it is back already: systemd starts enabled units after a reboot."""
-        back = all(units.status(unit.name).running for unit in zero.units) and not zero.containers
-        return back and not self._missing(zero)
+    def _some_zero_runs(self, zero: ReleaseZero) -> bool:
+        """Whether some of it runs: it was not stopped yet, or is back already; then there is no clean host to prove."""
+        return any(units.status(unit.name).running for unit in zero.units) or len(self._missing(zero)) < len(
+            zero.processes
+        )
 
     def _missing(self, zero: ReleaseZero) -> List[int]:
         """Which adopted processes run neither in the unit that we made for them, nor started again by others."""
@@ -398,9 +459,9 @@ class Transaction:
     def _start_zero(self, zero: ReleaseZero) -> Seen:
         for unit in zero.units:
             units.unmask(unit.name)
-            if unit.enabled:
-                units.enable(unit.name)
             units.start(unit.name, timeout=300)
+            if unit.enabled and not units.status(unit.name).enabled:
+                units.enable(unit.name)
         for number in self._missing(zero):
             _start_process(self.folders, number, zero.processes[number])
         for container in zero.containers:
@@ -434,25 +495,28 @@ class Transaction:
     # The end of a story that died in the middle.
 
     def resume(self) -> Report:
-        done = [r for r in host.history(self.folders) if r.request.swap == self.request.swap]
+        done = host.report(self.folders, self.request.swap)
         if done:
-            files.remove(self.folders.journal)
-            return done[-1]
+            host.record(self.folders, done)
+            return done
         rebooted = self.journal.boot != host.boot_id()
         death = "the host rebooted" if rebooted else "the agent died"
         cause = Cause(f"{death} during the step {self.journal.step}", str(self.evidence), "run the same command again")
         self._say(self.journal.step, "note", f"{cause.what}: finishing its story")
+        self._record(StepResult(self._shown(), 0, ok=False, detail=cause.what))
         try:
-            self.plan = host.read_plan(self.folders, self.request.release)
+            # To stop the candidate, the known-good's plan will do.
+            self.plan = self._readable_plan(self.request.release, self.journal.previous)
         except (OSError, ValueError) as error:
-            if self.journal.touched and self.journal.previous is None:
-                return self._down(cause, f"the plan of {self.request.release} cannot be read: {error}")
-            if self.journal.touched:  # to stop the candidate, the known-good's plan will do
-                self.plan = host.read_plan(self.folders, str(self.journal.previous))
+            if self.journal.touched:
+                return self._down(cause, f"no plan can be read any more: {error}")
         if not self.journal.touched:
             return self._refuse(cause)
         if self.journal.step == "commit" and not self.journal.back and self._is_past_commit_point():
-            self._step("commit", self._commit)
+            try:
+                self._step("commit", self._commit)
+            except Unfinished as half:
+                return self._unfinished(half.cause)
             if rebooted and not units.status(self.plan.unit).running:
                 units.start(self.plan.unit, timeout=self.plan.timeouts.clean + 60)
             return self._close("committed", serving=self.request.release)
@@ -462,6 +526,13 @@ class Transaction:
         else:
             self.journal = dataclasses.replace(self.journal, back=True, cause=encode(cause))
         return self._back(cause, stop=candidate_may_run, rebooted=rebooted)
+
+    def _readable_plan(self, *releases: Optional[str]) -> Plan:
+        """The first plan that can be read. Raises OSError or ValueError for the last one if none can."""
+        for release in filter(None, releases[:-1]):
+            with contextlib.suppress(OSError, ValueError):
+                return host.read_plan(self.folders, release)
+        return host.read_plan(self.folders, releases[-1] or str(releases[0]))
 
     def _is_past_commit_point(self) -> bool:
         text = files.read(self.folders.release(self.request.release) / self.plan.unit)
@@ -481,13 +552,15 @@ class Transaction:
         """Write down what comes, do it, and record how long it took and what it saw. Raises Failed."""
         self.journal = dataclasses.replace(self.journal, step=name)
         try:
-            host.write_journal(self.folders, self.journal)
+            if back:
+                host.spare(self.folders, self._write_journal)
+            else:
+                self._write_journal()
         except OSError as error:
             if not back:  # the way back is gone without a journal too; it can be gone again
-                raise Failed(
-                    Cause(f"cannot write the journal: {error}", str(self.folders.state), "free the disk")
-                ) from None
-        shown = f"< {name}" if back else name
+                what, todo = f"cannot write the journal: {error.strerror}", "free the disk, or make it writable"
+                raise Failed(Cause(what, str(self.folders.state), todo)) from None
+        shown = self._shown(back)
         self._say(shown, "begin")
         start = time.monotonic()
         try:
@@ -495,13 +568,23 @@ class Transaction:
         except Failed as failure:
             seconds = round(time.monotonic() - start, 2)
             what = self._redact(failure.cause.what)
-            self.steps.append(StepResult(shown, seconds, ok=False, detail=what))
+            self._record(StepResult(shown, seconds, ok=False, detail=what))
             self._say(shown, "failed", what, seconds)
-            raise Failed(dataclasses.replace(failure.cause, what=what)) from failure
+            raise type(failure)(dataclasses.replace(failure.cause, what=what)) from failure
         seconds = round(time.monotonic() - start, 2)
-        self.steps.append(StepResult(shown, seconds, ok=True, detail=seen.detail, numbers=seen.numbers))
+        self._record(StepResult(shown, seconds, ok=True, detail=seen.detail, numbers=seen.numbers))
         self._say(shown, "end", seen.detail, seconds)
         return seen
+
+    def _shown(self, back: Optional[bool] = None) -> str:
+        return f"< {self.journal.step}" if (self.journal.back if back is None else back) else self.journal.step
+
+    def _write_journal(self) -> None:
+        host.write_journal(self.folders, self.journal)
+
+    def _record(self, step: StepResult) -> None:
+        """For the report, and kept with the next step's journal, so that it outlives us."""
+        self.journal = dataclasses.replace(self.journal, steps=(*self.journal.steps, step))
 
     def _say(self, step: str, kind: str, text: str = "", seconds: Optional[float] = None) -> None:
         self.events.emit(step, kind, self._redact(text), seconds)
@@ -537,20 +620,26 @@ class Transaction:
             request=self.request,
             outcome=outcome,
             started=self.journal.started,
-            ended=time.time(),
+            ended=self.journal.started + self._elapsed(),
             previous=self.journal.previous,
             serving=serving,
             cause=cause,
             detail=detail,
             evidence=str(self.evidence),
-            steps=tuple(self.steps),
+            steps=self.journal.steps,
         )
         with contextlib.suppress(OSError):  # the history holds it too
             files.write(self.evidence / "report.json", encode(report))
-        files.append(self.folders.history, encode(report))
-        files.remove(self.folders.journal)
+        host.record(self.folders, report)
         self._say("result", "result", verdict(report))
         return report
+
+    def _elapsed(self) -> float:
+        """Seconds since the start of the swap: by the clock only where a reboot has ended the better count."""
+        journal = self.journal
+        if journal.uptime is not None and journal.boot == host.boot_id():
+            return host.uptime() - journal.uptime
+        return max(0.0, time.time() - journal.started)
 
     def _client(self, plan: Plan) -> Client:
         key = self._secrets(plan.release).get("api-key", "")

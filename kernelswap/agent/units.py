@@ -13,6 +13,7 @@ from typing import List, Optional, Sequence, Tuple
 
 from kernelswap.agent import files
 
+ETC = "/etc/systemd/system"
 OURS = "/run/systemd/system.control/"  # outranks /etc, and a reboot empties it
 
 
@@ -96,10 +97,18 @@ def reload() -> None:
 
 def enable(unit: str) -> None:
     _systemctl("enable", "--quiet", "--", unit)
+    _sync_links()
 
 
 def disable(unit: str) -> None:
     _systemctl("disable", "--quiet", "--", unit)
+    _sync_links()
+
+
+def _sync_links() -> None:
+    """What is started at boot must be so after a power cut too, and systemd leaves that to chance."""
+    for folder in (Path(ETC), *Path(ETC).glob("*.wants"), *Path(ETC).glob("*.requires")):
+        files.sync_folder(folder)
 
 
 def mask_until_reboot(unit: str) -> None:

@@ -23,6 +23,15 @@ def test_follow_gives_whole_events_only(tmp_path: Path) -> None:
     assert next(following).text == "日本 30 s"  # type: ignore[union-attr]
 
 
+def test_follow_skips_a_torn_line(tmp_path: Path) -> None:
+    events = Events(tmp_path / "events.jsonl")
+    events.emit("ready", "progress", "日本")
+    whole = events.path.read_bytes()
+    events.path.write_bytes(whole[: whole.index("日".encode()) + 1] + b"\0\0")
+    events.emit("ready", "end", "ok", 12.34)
+    assert next(events.follow(poll=0)).text == "ok"  # type: ignore[union-attr]
+
+
 def test_render() -> None:
     assert render(Event(0, "ready", "begin")) is None
     assert render(Event(0, "ready", "end", "port 30000", 12.3)) == "ready          12.3 s  port 30000"

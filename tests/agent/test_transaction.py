@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from world import OLD, Scenario, World, before
 
-from kernelswap.agent import host, transaction, units
+from kernelswap.agent import files, host, service, transaction, units
 from kernelswap.agent.host import Folders, Journal
 from kernelswap.agent.transaction import Transaction
-from kernelswap.protocol import Cause, Plan, Request, encode
+from kernelswap.protocol import Cause, Plan, Request, StepResult, encode
 
 REQUEST = Request("20261130T023000Z-ab12", "main", "converge", "b-2", "ada@desk")
 PLAN = Plan("main", "b-2", "b", "m", "/usr/bin/python3", (), {}, "root", "/m", "m", "0.0.0.0", 30000)
@@ -43,4 +45,108 @@ def test_only_what_a_rollback_has_started_is_taken_for_the_known_good(
     assert seen["cause"] == (
         "the server ended" if back else f"the {'host rebooted' if rebooted else 'agent died'} during the step {step}"
     )
-    assert seen["journal"] == dataclasses.replace(journal, back=True, cause=seen["journal"].cause)
+    death = f"the {'host rebooted' if rebooted else 'agent died'} during the step {step}"
+    steps = (StepResult(f"< {step}" if back else step, 0, ok=False, detail=death),)
+    assert seen["journal"] == dataclasses.replace(journal, back=True, cause=seen["journal"].cause, steps=steps)
+
+
+WORLD = Scenario("over a known-good", "b-2", (), known_good="a-1")
+
+
+def killed_at(step: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a swap until its agent dies at the beginning of a step."""
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    world.stage("b-2")
+    files.write(world.folders.request, encode(REQUEST), mode=0o600)
+    with monkeypatch.context() as patch:
+        patch.setattr(Transaction, f"_{step}", lambda *_others: die())
+        with world.entered(monkeypatch), pytest.raises(KeyboardInterrupt):
+            service.run("main", REQUEST.swap)
+
+
+def test_the_report_after_a_death_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = before(tmp_path, WORLD)
+    killed_at("ready", world, monkeypatch)
+    with world.entered(monkeypatch):
+        service.run("main", REQUEST.swap)
+    assert [(step.name, step.ok) for step in world.reports[-1].steps] == [
+        *((name, True) for name in ("preflight", "drain", "stop", "clean", "activate", "start")),
+        ("ready", False),
+        *((f"< {name}", True) for name in ("stop", "clean", "start", "ready", "smoke", "open")),
+    ]
+
+
+@pytest.mark.parametrize("jump", [-86400.0, 86400.0])
+def test_a_clock_that_jumps_changes_nothing(jump: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = before(tmp_path, WORLD)
+    killed_at("ready", world, monkeypatch)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + jump)
+    with world.entered(monkeypatch):
+        service.run("main", REQUEST.swap)
+        again = dataclasses.replace(REQUEST, swap="later")
+        files.write(world.folders.request, encode(again))
+        service.run("main", "later")
+    first, second = world.reports[-2:]
+    assert (first.outcome, second.outcome) == ("rolled-back", "committed")
+    assert 0 <= first.ended - first.started < 600
+    assert 0 <= second.ended - second.started < 600
+
+
+def test_a_commit_that_cannot_be_finished_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where /etc becomes read-only right after the unit got its name: forward is shut, and so is the way back."""
+    world = before(tmp_path, WORLD)
+    world.stage("b-2")
+    files.write(world.folders.request, encode(REQUEST), mode=0o600)
+
+    def refuse(path: Path, _target: str) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    with world.entered(monkeypatch), monkeypatch.context() as patch:
+        patch.setattr(files, "link", refuse)
+        service.run("main", REQUEST.swap)
+    report = world.reports[-1]
+    assert (report.outcome, report.serving, world.serving) == ("down", "b-2", {"b-2"})
+    assert report.detail == "b-2 serves and was verified, but its commit could not be finished"
+    assert report.cause
+    assert "Read-only file system" in report.cause.what
+    assert "make /etc writable" in report.cause.todo
+    with world.entered(monkeypatch):
+        files.write(world.folders.request, encode(dataclasses.replace(REQUEST, swap="later")))
+        service.run("main", "later")
+    assert world.reports[-1].outcome == "committed"
+
+
+def test_one_unit_that_was_not_stopped_yet_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent died in the middle of stopping what it found: what still runs is no rest, but what comes back."""
+    world = before(tmp_path, Scenario("zero", "b-2", (), hand_written=OLD))
+    killed_at("stop", world, monkeypatch)
+    with world.entered(monkeypatch):
+        service.run("main", REQUEST.swap)
+    assert (world.reports[-1].outcome, world.serving) == ("rolled-back", {"zero"})
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [("unit", "sglang-main.service is gone or torn"), ("etc", "(Operation not permitted): see `lsattr -d ")],
+)
+def test_what_preflight_refuses(where: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = before(tmp_path, WORLD)
+    world.stage("b-2")
+    plan = dataclasses.replace(host.read_plan(world.folders, "b-2"), digests={world.folders.unit: "0" * 64})
+    if where == "unit":
+        files.write(world.folders.release("b-2") / "plan.json", encode(plan))
+    real = files.why_unwritable
+    monkeypatch.setattr(
+        files, "why_unwritable", lambda path: "Operation not permitted" if where == path.parts[-3] else real(path)
+    )
+    files.write(world.folders.request, encode(REQUEST), mode=0o600)
+    with world.entered(monkeypatch):
+        service.run("main", REQUEST.swap)
+    report = world.reports[-1]
+    assert (report.outcome, report.serving, world.serving) == ("refused", "a-1", {"a-1"})
+    assert report.cause
+    assert says in report.cause.what
