@@ -64,7 +64,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
         for path in mounts:
             path.mkdir(parents=True)
             Mount.run("mount", "-t", "tmpfs", "-o", "size=4m,nr_inodes=128", "tmpfs", str(path))
-            stack.callback(Mount.run, "umount", "--recursive", str(path))
+            stack.callback(Mount.run, "umount", "--recursive", "--lazy", str(path))
         world = before(root, request.param)
         world.stage(request.param.release)
         files.make_folder(world.folders.state)
