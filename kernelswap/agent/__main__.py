@@ -13,7 +13,7 @@ import json
 import sys
 from typing import List, Optional
 
-from kernelswap.agent import files, gpus, guard, host, inspection, occupants, service, units
+from kernelswap.agent import clean, files, gpus, guard, host, inspection, service, units
 from kernelswap.protocol import Request, decode, encode
 
 
@@ -44,7 +44,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     except files.Held as held:
         print(f"kernelswap: {held.path} is locked by {service.who_holds(held.pid)}", file=sys.stderr)
         return 1
-    except (units.UnitError, gpus.GpuError, occupants.Dirty, host.JournalLost) as error:
+    except (units.UnitError, gpus.GpuError, clean.Dirty, host.JournalLost) as error:
         print(f"kernelswap: {error}", file=sys.stderr)
         return 1
     print(__doc__, file=sys.stderr)

@@ -290,6 +290,38 @@ def needs(plan: Plan) -> bool:
     return bool(plan.gpus or plan.gpu_count)
 
 
+def of_host(plan: Plan) -> Tuple[Gpu, ...]:
+    """The host's GPUs; those that cannot be read are left out where the plan declares none. Raises GpuError."""
+    try:
+        found = read(plan.timeouts.nvml)
+    except GpuError:
+        if needs(plan):
+            raise
+        return ()
+    return found if needs(plan) else tuple(gpu for gpu in found if not gpu.error)
+
+
+def failure(present: Sequence[Gpu], plan: Plan, errors: Sequence[Xid]) -> Optional[Tuple[str, str]]:
+    """What failed of the instance's GPUs while it was swapped, and what helps; None if nothing did."""
+    wrong = faults(present, plan.gpus, errors) if needs(plan) else []
+    if wrong:
+        what, _, todo = wrong[0].rpartition(": ")
+        return what, todo
+    for gpu in assigned(present, plan.gpus):
+        grave = [xid for xid in kernel_log.of(gpu, present, errors) if kernel_log.blames_host(xid)]
+        if grave:
+            return f"{label(gpu)} failed", kernel_log.advice(gpu, grave)
+    return None
+
+
+def xids_of(plan: Plan, errors: Sequence[Xid]) -> List[Tuple[Gpu, Xid]]:
+    """The errors of the instance's GPUs, each with its GPU; NVML is not asked if there are none."""
+    if not errors:
+        return []
+    present = of_host(plan)
+    return [(gpu, xid) for gpu in assigned(present, plan.gpus) for xid in kernel_log.of(gpu, present, errors)]
+
+
 def faults(gpus: Sequence[Gpu], names: Sequence[str], errors: Sequence[Xid] = ()) -> List[str]:
     """Why an instance cannot have the GPUs that it names, or all if it names none; a line each, with what to do.
 

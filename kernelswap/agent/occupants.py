@@ -1,21 +1,20 @@
-"""Who is on an instance's GPUs or port, and whether that is nobody: the proof of a clean host."""
+"""Who is on an instance's GPUs or port, and whose that is."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import os
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
-from kernelswap.agent import files, gpus, identity, kernel_log, processes, units
+from kernelswap.agent import gpus, identity, idle, processes, units
 from kernelswap.agent.host import Folders
-from kernelswap.agent.kernel_log import Xid
 from kernelswap.agent.processes import Process
 from kernelswap.protocol import CONFIG_ROOT, Gpu, Plan, unit_name
+
+TRANSIENT = "/run/systemd/transient/"
+UVM = "/dev/nvidia-uvm"  # whoever computes has it open; monitors have not
 
 
 @dataclass(frozen=True)
@@ -263,8 +262,8 @@ def find(folders: Folders, plan: Plan, present: Optional[Sequence[Gpu]] = None) 
 
     Raises gpus.GpuError where GPUs are declared and cannot be read.
     """
-    present = host_gpus(plan) if present is None else present
-    return judge(processes.PROC, plan, other_units(folders), present, idle_memory(folders), main_pids)
+    present = gpus.of_host(plan) if present is None else present
+    return judge(processes.PROC, plan, other_units(folders), present, idle.levels(folders), main_pids)
 
 
 MainPids = Callable[[Dict[int, Process], Iterable[int]], Dict[str, int]]
@@ -275,17 +274,17 @@ def judge(
     plan: Plan,
     others: Set[str],
     present: Sequence[Gpu],
-    idle: Dict[str, int],
+    levels: Mapping[str, int],
     main: MainPids = lambda table, _: first_pids(table),
 ) -> Occupants:
     """The occupants of an instance by a folder that stands for /proc, live or recorded; see sort.
 
-    idle: the memory of each GPU with nothing on it, by UUID, in MiB. main: tells the main process of units.
+    levels: see idle.levels. main: tells the main process of units.
     """
     mine = gpus.assigned(tuple(present), plan.gpus)
     on_port = {pid for pid in processes.listeners(plan.port, proc) if pid}
     table = processes.table(proc)
-    doubted = [gpu.uuid for gpu in mine if is_held(gpu, plan, idle) and not table.keys() & set(gpu.pids)]
+    doubted = [gpu.uuid for gpu in mine if idle.is_held(gpu, plan, levels) and not table.keys() & set(gpu.pids)]
     suspects = _computing(proc, table, doubted) if doubted else set()
     on_gpus = {pid for gpu in mine for pid in gpu.pids} | suspects
     found = sort(table, plan, others, on_port, on_gpus, main(table, on_port | on_gpus), present)
@@ -299,22 +298,6 @@ def _computing(proc: Path, table: Dict[int, Process], uuids: Iterable[str]) -> S
     held = processes.open_files({*wanted, UVM}, proc)
     computing = {pid for pid, opened in held.items() if UVM in opened and opened & wanted}
     return {pid for pid in computing if pid in table and not _is_harmless(table[pid])}
-
-
-def host_gpus(plan: Plan) -> Tuple[Gpu, ...]:
-    """The host's GPUs; those that cannot be read are left out where the plan declares none. Raises gpus.GpuError."""
-    try:
-        found = gpus.read(plan.timeouts.nvml)
-    except gpus.GpuError:
-        if gpus.needs(plan):
-            raise
-        return ()
-    return found if gpus.needs(plan) else tuple(gpu for gpu in found if not gpu.error)
-
-
-def my_gpus(plan: Plan) -> List[Gpu]:
-    """The instance's GPUs, see host_gpus."""
-    return gpus.assigned(host_gpus(plan), plan.gpus)
 
 
 def foreign_holders(table: Dict[int, Process], found: Occupants, held: Sequence[Gpu]) -> Dict[int, str]:
@@ -335,175 +318,3 @@ def foreign_holders(table: Dict[int, Process], found: Occupants, held: Sequence[
 def may_end(table: Dict[int, Process], plan: Plan, found: Occupants, pid: Optional[int]) -> bool:
     """Whether the instance's owner has said that such a process is to be ended."""
     return plan.end_foreign and pid in processes.descendants(table, [process.pid for process in found.all_foreign])
-
-
-TRANSIENT = "/run/systemd/transient/"
-UVM = "/dev/nvidia-uvm"  # whoever computes has it open; monitors have not
-SHOWN = 4  # findings in one line; all of them are in the evidence
-
-
-class Dirty(Exception):
-    """The host is not clean; the text lists what is left, `todo` says what helps."""
-
-    def __init__(self, left: Sequence[str], todo: str = "end what is left") -> None:
-        self.left = tuple(left)
-        self.todo = todo
-        more = f"; and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
-        super().__init__("; ".join(left[:SHOWN]) + more)
-
-
-def prove_clean(folders: Folders, plan: Plan, deadline: float, stopped: Optional[float] = None) -> List[str]:
-    """Wait until nothing is left of any server of the instance; returns what was seen, one fact a line.
-
-    deadline: seconds; drivers need up to a minute or two to give memory back. stopped: when all had been stopped
-    (seconds of the boot); what starts after that will not stop starting. Raises Dirty.
-    """
-    until = time.monotonic() + deadline
-    held_since: Dict[str, float] = {}
-    while True:
-        again: List[str] = []
-        try:
-            present = host_gpus(plan)
-            left = remains(folders, plan, present, held_since)
-            again = came_back(folders, plan, present, stopped) if left and stopped else []
-        except gpus.GpuError as error:
-            present, left = (), [str(error)]
-        if not left:
-            break
-        if again or time.monotonic() >= until:
-            raise Dirty([*again, *left], what_helps(present, plan, idle_memory(folders), kernel_log.xids()))
-        time.sleep(0.5)
-    held = gpus.assigned(present, plan.gpus)
-    _learn_idle_memory(folders, held)
-    return [
-        "no SGLang process",
-        f"no listener on port {plan.port}",
-        *map(_seen, held),
-        *processes.zombies(processes.table()),
-    ]
-
-
-def _seen(gpu: Gpu) -> str:
-    memory = "unknown memory" if gpu.memory_used is None else f"{gpu.memory_used} MiB"
-    busy = f", {gpu.utilization} % busy" if gpu.utilization else ""
-    return f"{gpus.label(gpu)}: {memory} used, no process{busy}"
-
-
-def remains(folders: Folders, plan: Plan, present: Sequence[Gpu], held_since: Dict[str, float]) -> List[str]:
-    """What still stands in the way of a start, one fact a line; empty if the host is clean.
-
-    present: the host's GPUs. held_since: when a GPU's memory was first seen held, by UUID; kept between looks.
-    """
-    table = processes.table()
-    found = find(folders, plan, present)
-    mine_gpus = gpus.assigned(present, plan.gpus)
-    # The guard runs inside the unit that is about to start: it and its ancestors are no rest.
-    mine = processes.ancestors(table, os.getpid())
-    left = [
-        f"{processes.describe(process)} (started by {processes.origin(table, process)})"
-        for process in found.all
-        if process.pid not in mine
-    ]
-    left += foreign_holders(table, found, mine_gpus).values()
-    left += [_listener(table, plan.port, pid) for pid in processes.listeners(plan.port)]
-    left += gpus.faults(present, plan.gpus) if gpus.needs(plan) else []
-    idle = idle_memory(folders)
-    for gpu in mine_gpus:
-        if is_held(gpu, plan, idle):
-            first = time.strftime("%H:%M:%S", time.localtime(held_since.setdefault(gpu.uuid, time.time())))
-            whose = "" if gpu.pids else ", by no process that NVML shows"
-            limit = _idle_limit(gpu, plan, idle)
-            left.append(
-                f"{gpus.label(gpu)}: {gpu.memory_used} MiB used, idle is at most {limit} MiB{whose}, since {first}"
-            )
-    return left + (processes.zombies(table) if left else [])  # a zombie alone holds nothing
-
-
-def came_back(folders: Folders, plan: Plan, present: Sequence[Gpu], stopped: float) -> List[str]:
-    """Servers of the instance that were started again after they had been stopped, with who did it and what to do."""
-    table = processes.table()
-    return [
-        f"pid {head.pid} was started again after the stop by {processes.origin(table, head)}: end what starts it first "
-        f"(cron, a loop, a supervisor), then run the same command again"
-        for head in find(folders, plan, present).all
-        if head.unit != plan.unit and head.started > stopped * os.sysconf("SC_CLK_TCK")
-    ]
-
-
-def is_held(gpu: Gpu, plan: Plan, idle: Mapping[str, int]) -> bool:
-    """Whether more of its memory is used than when it is idle. How busy it says it is decides nothing."""
-    return gpu.memory_used is not None and gpu.memory_used > _idle_limit(gpu, plan, idle)
-
-
-def _idle_limit(gpu: Gpu, plan: Plan, idle: Mapping[str, int]) -> int:
-    return idle.get(gpu.uuid, 0) + plan.memory_margin
-
-
-def what_helps(present: Sequence[Gpu], plan: Plan, idle: Mapping[str, int], errors: Sequence[Xid]) -> str:
-    """What to do about a host that does not get clean. errors: of its GPUs, from the kernel log."""
-    if not present and gpus.needs(plan):
-        return "repair the driver, or reboot the host"
-    todo = []
-    for gpu in gpus.assigned(present, plan.gpus):
-        if gpu.error or (is_held(gpu, plan, idle) and not gpu.pids):
-            reset = f"the kernel log has nothing of it: {kernel_log.action('reset', gpu)}"
-            new = "" if gpu.error or gpu.uuid in idle else "; if that is its idle level, raise `memory-margin`"
-            todo.append(f"GPU {gpu.index}: {kernel_log.advice(gpu, kernel_log.of(gpu, present, errors)) or reset}{new}")
-    return "; ".join(todo) or "end what is left"
-
-
-def _listener(table: Dict[int, Process], port: int, pid: Optional[int]) -> str:
-    owner = processes.describe(table[pid]) if pid in table else "an unknown process"
-    return f"port {port} is listened on by {owner}"
-
-
-def idle_memory(folders: Folders) -> Dict[str, int]:
-    """The lowest memory that was seen on each GPU with nothing on it, by UUID, in MiB."""
-    try:
-        values = json.loads(files.read(folders.idle_memory) or "{}")
-    except ValueError:
-        return {}
-    return {str(uuid): int(value) for uuid, value in values.items()}
-
-
-def gpu_failure(present: Sequence[Gpu], plan: Plan, errors: Sequence[Xid]) -> Optional[Tuple[str, str]]:
-    """What failed of the instance's GPUs while it was swapped, and what helps; None if nothing did."""
-    faults = gpus.faults(present, plan.gpus, errors) if gpus.needs(plan) else []
-    if faults:
-        what, _, todo = faults[0].rpartition(": ")
-        return what, todo
-    for gpu in gpus.assigned(present, plan.gpus):
-        grave = [xid for xid in kernel_log.of(gpu, present, errors) if kernel_log.blames_host(xid)]
-        if grave:
-            return f"{gpus.label(gpu)} failed", kernel_log.advice(gpu, grave)
-    return None
-
-
-def my_xids(plan: Plan, errors: Sequence[Xid]) -> List[Tuple[Gpu, Xid]]:
-    """The errors of the instance's GPUs, each with its GPU; NVML is not asked if there are none."""
-    if not errors:
-        return []
-    present = host_gpus(plan)
-    return [(gpu, xid) for gpu in gpus.assigned(present, plan.gpus) for xid in kernel_log.of(gpu, present, errors)]
-
-
-FIRST_SIGHT = 0.02  # of its memory; what a GPU of which nothing is known uses beyond may be a rest of a dead process
-
-
-def learned(known: Mapping[str, int], held: Sequence[Gpu]) -> Dict[str, int]:
-    """The idle levels, with those of GPUs that nothing holds: they only fall, so that no rest becomes a level."""
-    levels = dict(known)
-    for gpu in held:
-        if gpu.pids or gpu.error or gpu.memory_used is None or gpu.memory_total is None:
-            continue
-        if gpu.memory_used < levels.get(gpu.uuid, gpu.memory_total * FIRST_SIGHT):
-            levels[gpu.uuid] = gpu.memory_used
-    return levels
-
-
-def _learn_idle_memory(folders: Folders, held: Sequence[Gpu]) -> None:
-    known = idle_memory(folders)
-    levels = learned(known, held)
-    if levels != known:
-        with contextlib.suppress(OSError):  # a full disk must not keep a server from starting
-            files.write(folders.idle_memory, json.dumps(levels))

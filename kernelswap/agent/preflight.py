@@ -152,7 +152,7 @@ def port(plan: Plan, found: Occupants) -> List[str]:
 
 def gpu(plan: Plan, found: Occupants) -> List[str]:
     try:
-        present = occupants.host_gpus(plan)
+        present = gpus.of_host(plan)
     except gpus.GpuError as error:
         return [f"{error}: repair the driver, or reboot the host"]
     usable = gpus.assigned(present, plan.gpus)

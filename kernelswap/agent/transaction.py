@@ -17,6 +17,7 @@ from typing import Callable, Dict, Iterator, List, Optional, Sequence, Set, Tupl
 
 from kernelswap import ledger
 from kernelswap.agent import (
+    clean,
     client,
     containers,
     files,
@@ -30,11 +31,12 @@ from kernelswap.agent import (
     server,
     units,
 )
+from kernelswap.agent.clean import Dirty
 from kernelswap.agent.client import Client, Unanswered
 from kernelswap.agent.containers import FoundContainer
 from kernelswap.agent.events import Events
 from kernelswap.agent.host import Folders, FoundProcess, FoundUnit, Journal, ReleaseZero
-from kernelswap.agent.occupants import Dirty, Occupants
+from kernelswap.agent.occupants import Occupants
 from kernelswap.agent.redaction import redact
 from kernelswap.agent.server import Failed
 from kernelswap.protocol import Cause, Plan, Report, Request, StepResult, Throughput, decode, encode
@@ -242,7 +244,7 @@ class Transaction:
 
     def _clean(self, plan: Plan) -> Seen:
         try:
-            seen = occupants.prove_clean(self.folders, plan, plan.timeouts.clean, self.stopped)
+            seen = clean.prove(self.folders, plan, plan.timeouts.clean, self.stopped)
         except Dirty as dirty:
             self._keep("not-clean.txt", dirty.left)
             raise Failed(Cause(f"the host is not clean: {dirty}", "nvidia-smi", dirty.todo, "not-clean")) from None
@@ -662,16 +664,16 @@ class Transaction:
     def _ask_gpus(self, cause: Cause) -> Cause:
         """A GPU that failed during the swap is the cause, whatever the server said of it, and is no release's fault."""
         with contextlib.suppress(OSError, gpus.GpuError):
-            present = occupants.host_gpus(self.plan)
+            present = gpus.of_host(self.plan)
             errors = kernel_log.xids(since=self.journal.started)
-            if found := occupants.gpu_failure(present, self.plan, errors):
+            if found := gpus.failure(present, self.plan, errors):
                 what = f"{found[0]}; {cause.what}"
                 return dataclasses.replace(cause, what=what, todo=found[1], signature="gpu", blame="host")
         return cause
 
     def _tell_xids(self) -> None:
         with contextlib.suppress(OSError, gpus.GpuError):
-            for gpu, xid in occupants.my_xids(self.plan, kernel_log.xids(since=self.journal.started)):
+            for gpu, xid in gpus.xids_of(self.plan, kernel_log.xids(since=self.journal.started)):
                 self._say("commit", "note", f"{gpus.label(gpu)}: {kernel_log.describe(xid)} during this swap")
 
     def _tell(self, step: str) -> Callable[[str], None]:

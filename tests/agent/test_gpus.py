@@ -15,7 +15,7 @@ import pytest
 from kernelswap.agent import files, gpus
 from kernelswap.agent.gpus import _Said as Said
 from kernelswap.agent.kernel_log import Xid
-from kernelswap.protocol import Gpu
+from kernelswap.protocol import Gpu, Plan
 
 ONE = Gpu(0, "GPU-a", "RTX", "12.0", 97887, 4, pci="0000:01:00")
 TWO = Gpu(1, "GPU-b", "RTX", "12.0", 97887, 90000, pids=(7, 8), pci="0000:02:00")
@@ -164,3 +164,38 @@ def test_pinned_gpus_are_numbered_as_cuda_counts_them_today() -> None:
     assert gpus.numbering(GPUS, ("GPU-b", "GPU-x")) == ""
     assert gpus.numbering((*GPUS, LOST), ("GPU-b",)) == "", "CUDA leaves the lost one out, and who knows what else"
     assert gpus.numbering((replace(TWO, mig=True), MIG), ("MIG-1",)) == ""
+
+
+LOST = Gpu(1, error="GPU is lost")
+FOUR = Gpu(3, "GPU-w", "RTX", "12.0", 97887, 20004, utilization=100, pci="0000:04:00")
+
+
+def plan(*names: str) -> Plan:
+    return Plan(
+        instance="main", release="r", profile="p", model="m", python="/p", argv=(), environment={}, user="u",
+        model_path="/m", served_name="m", address="0.0.0.0", port=30000, gpus=names,
+    )  # fmt: skip
+
+
+def test_a_gpu_that_failed_during_the_swap_is_named_with_what_helps() -> None:
+    off_the_bus = Xid(1000.0, "0000:02:00", 79, "pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")
+    found = gpus.failure([ONE, LOST], plan("GPU-a", "GPU-gone"), [off_the_bus])
+    assert found is not None
+    assert found[0].startswith(
+        "no GPU GPU-gone on this host: it has 2; GPU 1 may be it (GPU is lost): the kernel log has"
+    )
+    found = gpus.failure([ONE, LOST], plan("1"), [off_the_bus])
+    assert found is not None
+    assert "Xid 79" in found[0]
+    assert found[1].startswith("reboot the host")
+    here = [Xid(1000.0, "0000:01:00", 94, "Contained: FBHUB"), Xid(1001.0, "0000:01:00", 43, "")]
+    found = gpus.failure([ONE], plan("GPU-a"), here)
+    assert found is not None
+    assert (found[0], "Xid 94" in found[1]) == ("GPU 0 GPU-a failed", True)
+
+
+def test_an_error_of_the_servers_own_kernels_or_of_another_gpu_is_no_failure_of_the_gpu() -> None:
+    own = Xid(1000.0, "0000:01:00", 31, "MMU Fault: ENGINE GRAPHICS")
+    other = Xid(1000.0, "0000:04:00", 79, "")
+    assert gpus.failure([ONE, FOUR], plan("GPU-a"), [own, other]) is None
+    assert gpus.failure([ONE, LOST], plan("GPU-a"), []) is None
