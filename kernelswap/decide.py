@@ -271,7 +271,7 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def request_of(decision: Swap | Attach, goal: Goal, swap: str, who: str) -> Request:
+def request_of(decision: Swap | Attach, goal: Goal, swap: str, who: str, host: str, command: str) -> Request:
     """The wire form of a decision."""
     return Request(
         swap=swap,
@@ -282,4 +282,6 @@ def request_of(decision: Swap | Attach, goal: Goal, swap: str, who: str) -> Requ
         reason=goal.reason,
         force=goal.force,
         adopt=goal.adopt,
+        host=host,
+        command=command,
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import getpass
 import os
 import secrets
+import shlex
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,6 +22,7 @@ from pyinfra.api.host import Host
 from pyinfra.api.inventory import Inventory
 
 from kernelswap import bundle, decide, root
+from kernelswap.agent.redaction import redact
 from kernelswap.decide import Attach, Decision, Refused, Swap, Unchanged
 from kernelswap.errors import ConfigError, Fault, KernelswapError
 from kernelswap.facts import host_state
@@ -112,7 +115,7 @@ def plan_host(host: Host, library: Path, templates: Path) -> HostPlan:
         return HostPlan()
     return HostPlan(
         _setup(instances, users, state, key, recover_unit),
-        tuple(_step(goal, decision, releases.get(decision.instance)) for decision in decisions),
+        tuple(_step(host.name, goal, decision, releases.get(decision.instance)) for decision in decisions),
         root.arguments(host),
     )
 
@@ -160,11 +163,11 @@ def _decide(goal: Goal, instance: str, release: Release | None, state: HostState
     return decide.converge(goal, release, state)
 
 
-def _step(goal: Goal, decision: Decision, release: Release | None) -> Step:
+def _step(host: str, goal: Goal, decision: Decision, release: Release | None) -> Step:
     stage = decision.stage if isinstance(decision, Swap | Unchanged) else ()
     request = None
     if isinstance(decision, Swap | Attach):
-        request = decide.request_of(decision, goal, _new_swap_id(), _who())
+        request = decide.request_of(decision, goal, _new_swap_id(), _who(), host, _command())
     return Step(decision.instance, release, stage, request)
 
 
@@ -175,6 +178,11 @@ def _new_swap_id() -> str:
 
 def _who() -> str:
     return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def _command() -> str:
+    """What was typed, for people to type again."""
+    return redact(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
 
 
 def _setup(instances: list[str], users: set[str], state: HostState, key: Hidden, recover_unit: str) -> Setup:

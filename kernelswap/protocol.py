@@ -119,7 +119,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Request:
-    """One asked-for swap. action: `converge` or `rollback`; release: the name of the release to end on."""
+    """One asked-for swap. action: `converge` or `rollback`; release: the name of the release to end on.
+
+    host: its name in the inventory; command: what was typed, without secrets.
+    """
 
     swap: str
     instance: str
@@ -129,6 +132,8 @@ class Request:
     reason: str = ""
     force: bool = False
     adopt: bool = False
+    host: str = ""
+    command: str = ""
 
     def same_goal(self, other: Request) -> bool:
         return (self.instance, self.action, self.release) == (other.instance, other.action, other.release)
@@ -203,6 +208,11 @@ class Report:
     detail: str = ""
     evidence: str = ""
     steps: Tuple[StepResult, ...] = ()
+
+    @property
+    def failed_step(self) -> str:
+        """The step that failed first; "" if none did."""
+        return next((step.name for step in self.steps if not step.ok), "")
 
     @property
     def bars(self) -> bool:

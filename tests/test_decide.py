@@ -230,8 +230,8 @@ def test_every_field_of_a_plan_is_shown_somewhere() -> None:
 def test_the_request_carries_the_goal() -> None:
     goal = Goal(reason="because", force=True, adopt=True)
     swap = Swap("main", "converge", "b-2", "")
-    expected = Request("id", "main", "converge", "b-2", "me", reason="because", force=True, adopt=True)
-    assert decide.request_of(swap, goal, "id", "me") == expected
+    expected = Request("id", "main", "converge", "b-2", "me", "because", True, True, "gpu1", "pyinfra x deploy.py")
+    assert decide.request_of(swap, goal, "id", "me", "gpu1", "pyinfra x deploy.py") == expected
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Optional
 
+from kernelswap import verdict
 from kernelswap.agent import causes, events, files, host, processes, transaction, units
 from kernelswap.agent.events import Events
 from kernelswap.agent.host import Folders
@@ -121,7 +122,7 @@ def _say_end(folders: Folders, swap_id: str) -> int:
     """The agent is no more and its last event has not come: it may have died with only that missing."""
     report = host.report(folders, swap_id)
     gone = "the agent is gone without a result; run the same command again to finish the story"
-    _say(transaction.verdict(report) if report else gone)
+    _say(verdict.text(report) if report else gone)
     return _exit_code(report)
 
 
@@ -146,11 +147,11 @@ def run(instance: str, swap_id: str) -> None:
         if journal:
             report = transaction.recover(folders, journal)
             if journal.request.swap == swap_id:
-                _say(transaction.verdict(report))
+                _say(verdict.text(report))
                 return
-            story.emit("recover", "note", f"swap {journal.request.swap} had not ended: {transaction.verdict(report)}")
+            story.emit("recover", "note", f"swap {journal.request.swap} had not ended: {verdict.headline(report)}")
         if request.swap == swap_id and not host.report(folders, swap_id):
-            _say(transaction.verdict(transaction.perform(folders, request)))
+            _say(verdict.text(transaction.perform(folders, request)))
 
 
 def recover(instance: str) -> None:
@@ -161,7 +162,7 @@ def recover(instance: str) -> None:
         _tidy(folders)
         journal = host.read_journal(folders)
         if journal:
-            _say(transaction.verdict(transaction.recover(folders, journal)))
+            _say(verdict.text(transaction.recover(folders, journal)))
 
 
 def _tidy(folders: Folders) -> None:

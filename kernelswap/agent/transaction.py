@@ -13,9 +13,9 @@ import contextlib
 import dataclasses
 import subprocess
 import time
-from typing import Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from kernelswap import ledger
+from kernelswap import ledger, verdict
 from kernelswap.agent import (
     clean,
     client,
@@ -30,17 +30,26 @@ from kernelswap.agent import (
     processes,
     server,
     units,
+    zero,
 )
 from kernelswap.agent.clean import Dirty
 from kernelswap.agent.client import Client, Unanswered
-from kernelswap.agent.containers import FoundContainer
 from kernelswap.agent.events import Events
-from kernelswap.agent.host import Folders, FoundProcess, FoundUnit, Journal, ReleaseZero
+from kernelswap.agent.host import Folders, Journal
 from kernelswap.agent.occupants import Occupants
 from kernelswap.agent.redaction import redact
 from kernelswap.agent.server import Failed
 from kernelswap.protocol import Cause, Plan, Report, Request, StepResult, Throughput, decode, encode
 
+# What a host does to a step; a fault of ours ends the agent.
+HOST_FAULTS = (
+    OSError,
+    units.UnitError,
+    gpus.GpuError,
+    containers.ContainerError,
+    Unanswered,
+    subprocess.SubprocessError,
+)
 Numbers = Dict[str, float]
 Step = Callable[[], "Seen"]
 
@@ -176,55 +185,26 @@ class Transaction:
         newcomers = preflight.strays(self.request, self.plan, found)
         if newcomers:
             raise Failed(Cause("; ".join(newcomers), "ps", "run the same command again", "preflight"))
-        foreign = found.foreign_units if self.plan.end_foreign else {}
-        names = sorted({*found.units, *self._own_by_hand()})
-        served = [FoundUnit(name, units.status(name).enabled) for name in names]
-        others = [
-            FoundUnit(name, units.status(name).enabled, serves=False)
-            for name in sorted(set(foreign) - set(found.units))
-        ]
-        bare = [process for process in found.strays if not process.container]
-        zero = ReleaseZero(
-            units=(*served, *others),
-            processes=tuple(_capture(process) for process in bare if process.is_launcher),
-            containers=tuple(self._found_containers(found)),
-        )
+        there = zero.note(self.plan, found, first=self.journal.previous is None)
         # Where another server had taken the place of ours, that one is what served, and what comes back.
-        previous = None if zero and not found.own else self.journal.previous
-        self.journal = dataclasses.replace(self.journal, touched=True, zero=zero, previous=previous)
-
-    def _found_containers(self, found: Occupants) -> Iterator[FoundContainer]:
-        serving = {place for process in found.strays if (place := process.container)}
-        others = (
-            {place for process in found.foreign if (place := process.container)} if self.plan.end_foreign else set()
-        )
-        for where in sorted(serving | others, key=str):
-            try:
-                yield containers.found(where, containers.ask(where), serves=where in serving)
-            except containers.ContainerError as error:
-                raise Failed(Cause(str(error), where.runtime, "run the same command again", "container")) from None
-
-    def _own_by_hand(self) -> Set[str]:
-        """Our own unit's name where a hand-written unit has it: it lies under /etc until a commit replaces it."""
-        there = units.status(self.plan.unit).fragment
-        by_hand = self.journal.previous is None and self.found.own and there and not there.startswith("/run/")
-        return {self.plan.unit} if by_hand else set()
+        previous = None if there and not found.own else self.journal.previous
+        self.journal = dataclasses.replace(self.journal, touched=True, zero=there, previous=previous)
 
     def _stop(self) -> Seen:
-        found, zero = self.found, self.journal.zero
+        found, there = self.found, self.journal.zero
         timeout = self.plan.timeouts.stop
         ended = []
         try:
             if units.status(self.plan.unit).running:
                 ended.append(self.plan.unit)
             units.stop(self.plan.unit, timeout)
-            for unit in zero.units:
+            for unit in there.units:
                 if unit.name == self.plan.unit:
                     continue
                 units.stop(unit.name, timeout)
                 units.mask_until_reboot(unit.name)
                 ended.append(unit.name)
-            for container in zero.containers:
+            for container in there.containers:
                 containers.stop(container, timeout)
                 ended.append(str(container))
         except (units.UnitError, containers.ContainerError) as error:
@@ -385,7 +365,7 @@ class Transaction:
                     self._step("clean", lambda: self._clean(plan), back=True)
                 self._step("start", lambda: self._restart(plan), back=True)
             return self._verify_back(plan, cause)
-        except (Failed, OSError, ValueError, units.UnitError, containers.ContainerError) as error:
+        except (Failed, ValueError, *HOST_FAULTS) as error:
             return self._down(cause, f"rolling back to {previous or 'what served before'} failed: {error}")
 
     def _restart(self, plan: Plan) -> Seen:
@@ -430,62 +410,18 @@ class Transaction:
                 units.lift_quarantine(plan.unit)
         units.drop_candidate(*candidate)
         # What ran beside it gave way to the candidate, and comes back too.
-        beside = self._start_zero(self.journal.zero).detail if self.journal.zero else ""
+        beside = zero.start(self.folders, self.plan, self.journal.zero) if self.journal.zero else ""
         return Seen("reachable from outside" + (f"; {beside} started again" if beside else ""))
 
     def _back_to_zero(self, cause: Cause, rebooted: bool) -> Report:
-        zero = self.journal.zero
-        if not zero:
+        there = self.journal.zero
+        if not there:
             return self._down(cause, "nothing served before, so there is nothing to go back to")
-        if not rebooted and not self._some_zero_runs(zero):
+        if not rebooted and not zero.some_runs(self.folders, self.plan, there):
             self._step("clean", lambda: self._clean(self.plan), back=True)
-        names = self._step("start", lambda: self._start_zero(zero), back=True).detail
-        self._step("ready", self._zero_ready, back=True)
+        names = self._step("start", lambda: Seen(zero.start(self.folders, self.plan, there)), back=True).detail
+        self._step("ready", lambda: Seen(zero.wait_healthy(self.folders, self.plan, there)), back=True)
         return self._close("rolled-back", serving=None, cause=cause, detail=f"{names} serves again")
-
-    def _some_zero_runs(self, zero: ReleaseZero) -> bool:
-        """Whether some of it runs: it was not stopped yet, or is back already; then there is no clean host to prove."""
-        return any(units.status(unit.name).running for unit in zero.units) or len(self._missing(zero)) < len(
-            zero.processes
-        )
-
-    def _missing(self, zero: ReleaseZero) -> List[int]:
-        """Which adopted processes run neither in the unit that we made for them, nor started again by others."""
-        again = {process.argv for process in self._found().strays}
-        return [
-            number
-            for number, process in enumerate(zero.processes)
-            if process.argv not in again and not units.status(_adopted_name(self.folders, number)).running
-        ]
-
-    def _start_zero(self, zero: ReleaseZero) -> Seen:
-        for unit in zero.units:
-            units.unmask(unit.name)
-            units.start(unit.name, timeout=300)
-            if unit.enabled and not units.status(unit.name).enabled:
-                units.enable(unit.name)
-        for number in self._missing(zero):
-            _start_process(self.folders, number, zero.processes[number])
-        for container in zero.containers:
-            containers.start(container)
-        adopted = [_adopted_name(self.folders, number) for number in range(len(zero.processes))]
-        return Seen(", ".join([*(unit.name for unit in zero.units), *adopted, *map(str, zero.containers)]))
-
-    def _zero_ready(self) -> Seen:
-        """Wait for `/health` of every server that we brought back; it generates a token and needs no key."""
-        zero = self.journal.zero
-        expected = len(zero.processes) + sum(unit.serves for unit in zero.units)
-        expected += sum(container.serves for container in zero.containers)
-        until = time.monotonic() + self.plan.timeouts.ready
-        while True:
-            heads = [process for process in self._found().all if process.is_launcher]
-            ports = [_published(head, zero.containers) for head in heads]
-            if len(heads) >= expected and all(map(_is_healthy, ports)):
-                return Seen(f"/health of {len(heads)} server(s)")
-            if time.monotonic() > until:
-                what = f"no healthy server within {self.plan.timeouts.ready:g} s"
-                raise Failed(Cause(what, "systemctl status", "start it by hand", "release-zero"))
-            time.sleep(0.5)
 
     def _down(self, cause: Cause, detail: str) -> Report:
         # A known-good that still comes up must not stay shut off from its users; a candidate must.
@@ -599,7 +535,7 @@ class Transaction:
 
     @staticmethod
     def _guarded(name: str, step: Step) -> Seen:
-        """Turn what the host does to a step into its failure; a fault of ours ends the agent, which rolls back too.
+        """Turn what the host does to a step into its failure; after a fault of ours a recovery rolls back.
 
         Not for the commit: past the commit point only a recovery, which goes forward, is right.
         """
@@ -607,14 +543,7 @@ class Transaction:
             return step()
         try:
             return step()
-        except (
-            OSError,
-            units.UnitError,
-            gpus.GpuError,
-            containers.ContainerError,
-            Unanswered,
-            subprocess.SubprocessError,
-        ) as error:
+        except HOST_FAULTS as error:
             raise Failed(Cause(f"{type(error).__name__}: {error}", name, "see what the host says", name)) from error
 
     def _close(self, outcome: str, serving: Optional[str], cause: Optional[Cause] = None, detail: str = "") -> Report:
@@ -633,7 +562,7 @@ class Transaction:
         with contextlib.suppress(OSError):  # the history holds it too
             files.write(self.evidence / "report.json", encode(report))
         host.record(self.folders, report)
-        self._say("result", "result", verdict(report))
+        self._say("result", "result", verdict.text(report))
         return report
 
     def _elapsed(self) -> float:
@@ -680,74 +609,7 @@ class Transaction:
         return lambda text: self._say(step, "progress", text)
 
 
-def verdict(report: Report) -> str:
-    """How it ended, in a line that a person reads."""
-    seconds = report.ended - report.started
-    release = report.request.release
-    if report.outcome == "committed":
-        return f"committed {release} in {seconds:.1f} s"
-    if report.outcome == "unchanged":
-        return f"unchanged: {release} serves already"
-    cause = report.cause
-    why = f"{cause.what}; {cause.todo}; see {cause.where}" if cause else ""
-    again = f"{cause.again}; " if cause else ""
-    tail = f"{again}evidence: {report.evidence}"
-    if report.outcome == "rolled-back":
-        serves = report.detail or f"{report.serving} serves again, verified"
-        return f"ROLLED BACK from {release} in {seconds:.1f} s; {serves}; cause: {why}; {tail}"
-    if report.outcome == "refused":
-        return f"REFUSED {release}, nothing was touched: {why}"
-    return f"DOWN after {seconds:.1f} s: {report.detail}; cause: {why}; {tail}"
-
-
 def _others(found: Occupants) -> str:
     """What is here too and stays as it is, for people to know."""
     left = [processes.describe(process) for process in [*found.bystanders, *found.watchers]]
     return f"; left alone: {'; '.join(left)}" if left else ""
-
-
-def _published(head: processes.Process, found: Tuple[FoundContainer, ...]) -> Optional[int]:
-    """The port of the host at which a server answers."""
-    for container in found:
-        if head.container == container.place:
-            return container.ports.get(str(head.port), head.port)
-    return head.port
-
-
-def _is_healthy(port: Optional[int]) -> bool:
-    if port is None:
-        return False
-    urls = [
-        f"http://127.0.0.1:{port}",
-        *(client.url(address, port) for address in network.own_addresses() if "/" not in address),
-    ]
-    return any(Client(url, "").status("/health", 30) == 200 for url in urls)
-
-
-def _capture(process: processes.Process) -> FoundProcess:
-    folder, group = processes.working_folder(process.pid), processes.group(process.pid)
-    return FoundProcess(process.argv, processes.environment(process.pid), folder, process.uid, group)
-
-
-def _start_process(folders: Folders, number: int, process: FoundProcess) -> None:
-    """Start an adopted process again, as a transient unit with its own words, environment, folder and user."""
-    name = _adopted_name(folders, number)
-    variables = folders.state / f"adopted-{number}.env"
-    # Inside double quotes of an EnvironmentFile only these four are special.
-    quoted = {
-        key: "".join("\\" + c if c in '"\\`$' else c for c in value) for key, value in process.environment.items()
-    }
-    files.write(variables, "".join(f'{key}="{value}"\n' for key, value in quoted.items()), mode=0o600)
-    command = ["systemd-run", "--quiet", "--collect", f"--unit={name}", f"--uid={process.uid}", f"--gid={process.gid}"]
-    command += [f"--working-directory={process.folder}", f"--property=EnvironmentFile={variables}"]
-    # systemd expands $ in the words of a command; a doubled one stays as it is.
-    command += ["--", *(word.replace("$", "$$") for word in process.argv)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    if done.returncode:
-        raise Failed(
-            Cause(f"cannot start it again: {done.stderr.strip()}", str(variables), "start it by hand", "adopted")
-        )
-
-
-def _adopted_name(folders: Folders, number: int) -> str:
-    return f"kernelswap-adopted-{folders.instance}-{number}.service"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import click
 
+from kernelswap import verdict
 from kernelswap.cli.status import DEFAULT_INVENTORY
 from kernelswap.cli.table import table
 from kernelswap.decide import when
@@ -67,7 +68,5 @@ def _notes(report: Report) -> Iterator[str]:
         if step.numbers:
             yield f"{step.name}: " + ", ".join(f"{name} {value:g}" for name, value in sorted(step.numbers.items()))
     if report.cause:
-        yield f"cause: {report.cause.what}"
-        yield f"try: {report.cause.todo}; see {report.cause.where}"
-    if report.detail:
-        yield report.detail
+        yield verdict.headline(report)
+        yield from verdict.details(report)

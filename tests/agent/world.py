@@ -25,8 +25,8 @@ from kernelswap.agent import (
     processes,
     server,
     service,
-    transaction,
     units,
+    zero,
 )
 from kernelswap.agent.host import Folders
 from kernelswap.protocol import Cause, Plan, Report, Request, Timeouts, encode, unit_name
@@ -132,7 +132,7 @@ class World:
             patch.setattr(client.Client, "running_requests", lambda _self: 0)
             patch.setattr(server, "wait_ready", ready)
             patch.setattr(server, "smoke", smoke)
-            patch.setattr(transaction, "_is_healthy", lambda _port: True)
+            patch.setattr(zero, "_is_healthy", lambda _port: True)
             yield
 
     def stage(self, release: str) -> None:

@@ -18,12 +18,14 @@ FIRST = Report(
     steps=(StepResult("start", 1.0, True), StepResult("throughput", 9.0, True, numbers={"output_tok_s": 225.25})),
 )
 SECOND = Report(
-    Request("2", "main", "converge", "b-2", "bob@desk"),
+    Request("2", "main", "converge", "b-2", "bob@desk", host="gpu1", command="pyinfra x deploy.py"),
     "rolled-back",
     1764470000.0,
     1764470100.0,
     previous="a-1",
-    cause=Cause("ImportError: flashinfer", "server.log", "use triton"),
+    serving="a-1",
+    cause=Cause("ImportError: flashinfer", "server.log", "use triton", blame="release"),
+    evidence="/e/2",
 )
 THIRD = Report(Request("3", "other", "rollback", "a-1", "ada@desk"), "committed", 1764469000.0, 1764469100.0)
 
@@ -49,8 +51,13 @@ def test_who_what_why_and_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
         "2025-11-30 02:31 UTC main committed a-1 90.5 ada@desk faster",
         "throughput: output_tok_s 225.25",
         "2025-11-30 02:35 UTC main rolled-back b-2 a-1 100.0 bob@desk",
+        "ROLLED BACK from b-2 in 100.0 s; a-1 serves again, verified",
+        "where: host gpu1, instance main",
         "cause: ImportError: flashinfer",
-        "try: use triton; see server.log",
+        "try: use triton; whether another try helps is not known",
+        "see: server.log",
+        "evidence: /e/2",
+        "next: with a changed profile: pyinfra x deploy.py or as it is: pyinfra x deploy.py --force",
     ]
 
 

@@ -1,0 +1,53 @@
+"""How a swap ended, in words: what the agent says at the end, and the history later."""
+
+from __future__ import annotations
+
+from typing import List
+
+from kernelswap.protocol import Report
+
+
+def headline(report: Report) -> str:
+    """The end in one line."""
+    release, seconds = report.request.release, f"{report.ended - report.started:.1f} s"
+    if report.outcome == "committed":
+        return f"committed {release} in {seconds}"
+    if report.outcome == "unchanged":
+        return f"unchanged: {release} serves already"
+    if report.outcome == "rolled-back":
+        serves = report.detail or f"{report.serving} serves again, verified"
+        return f"ROLLED BACK from {release} in {seconds}; {serves}"
+    if report.outcome == "refused":
+        return f"REFUSED {release}, nothing was touched"
+    return f"DOWN after {seconds}, from {release}: {report.detail}"
+
+
+def details(report: Report) -> List[str]:
+    """Of a swap that failed: where, at which step, why, the evidence, and the next command to type; a line each."""
+    cause, request = report.cause, report.request
+    if cause is None:
+        return []
+    host = f"host {request.host}, " if request.host else ""
+    step = f", step {report.failed_step}" if report.failed_step else ""
+    again = "" if report.outcome == "refused" else f"; {cause.again}"
+    return [
+        f"where: {host}instance {request.instance}{step}",
+        f"cause: {cause.what}",
+        f"try: {cause.todo}{again}",
+        f"see: {cause.where}",
+        f"evidence: {report.evidence}",
+        f"next: {_next(report)}",
+    ]
+
+
+def _next(report: Report) -> str:
+    """What to type once the cause is dealt with, or all the same."""
+    command = report.request.command or "the same command again"
+    if report.bars and " --force" not in command:
+        return f"with a changed profile: {command}   or as it is: {command} --force"
+    return command
+
+
+def text(report: Report) -> str:
+    """All of it, a line each."""
+    return "\n  ".join([headline(report), *details(report)])
