@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 LAB_SH = ROOT / "lab" / "lab.sh"
+FOLDER = ROOT / ".lab-tests"
 
 
 @dataclass(frozen=True)
@@ -116,3 +120,35 @@ class Lab:
 def quietly(command: list[str]) -> None:
     quiet = subprocess.DEVNULL
     subprocess.run(command, stdin=quiet, stdout=quiet, stderr=quiet, timeout=60)
+
+
+@contextmanager
+def own_lab(kind: str = "") -> Iterator[Lab]:
+    """This process's lab, not up yet, and gone afterwards. kind: tells its labs apart."""
+    FOLDER.mkdir(exist_ok=True)
+    keep = os.environ.get("KERNELSWAP_KEEP_LAB") == "1"
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    name = f"keep{worker}{kind}" if keep else f"{os.getpid()}{kind}"
+    # The lock lives as long as this process: whoever gets it later knows that the lab was left behind.
+    with (FOLDER / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        sweep()
+        lab = Lab(FOLDER / name)
+        try:
+            yield lab
+        finally:
+            if not keep:
+                lab.down()
+                (FOLDER / f"{name}.lock").unlink()
+
+
+def sweep() -> None:
+    """End the labs of sessions that were killed."""
+    for path in FOLDER.glob("[0-9]*.lock"):
+        with path.open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            Lab(path.with_suffix("")).down()
+            path.unlink(missing_ok=True)

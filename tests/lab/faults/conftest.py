@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fleet import Fleet
-from labhost import ROOT, Lab
+from labhost import own_lab
 from summary import Matrix, page
 
 HOSTS = 30
@@ -46,19 +46,12 @@ def fleet(booted: Fleet) -> Fleet:
 
 @pytest.fixture(scope="session")
 def booted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """KERNELSWAP_KEEP_LAB=1 keeps the hosts, as for the other tests: .lab-tests/keep-faults."""
-    keep = os.environ.get("KERNELSWAP_KEEP_LAB") == "1"
-    folder = tmp_path_factory.mktemp("faults")
-    lab = Lab(ROOT / ".lab-tests" / "keep-faults" if keep else folder / "lab")
-    lab.folder.parent.mkdir(exist_ok=True)
-    try:
+    folder = tmp_path_factory.mktemp("faults") / "ops"
+    folder.mkdir()
+    with own_lab("-faults") as lab:
         with pytest.MonkeyPatch.context() as patch:  # other labs of this process have disks of the usual size
             patch.setenv("KERNELSWAP_LAB_DISK", DISK)
             lab.up(HOSTS)
-        (folder / "ops").mkdir()
-        fleet = Fleet(lab, folder / "ops")
+        fleet = Fleet(lab, folder)
         fleet.prepare()
         yield fleet
-    finally:
-        if not keep:
-            lab.down()
