@@ -36,7 +36,8 @@ def runs(path, pid):
         return False
     argv = text(Path("/proc") / pid / "cmdline").rstrip("\0").split("\0")
     environment = text(Path("/proc") / pid / "environ").split("\0")
-    variables = [f"{name}={value}" for name, value in plan["environment"].items()]
+    # GPUs are UUIDs in the plan, and today's indices in the process.
+    variables = [f"{name}={value}" for name, value in plan["environment"].items() if name != "CUDA_VISIBLE_DEVICES"]
     return argv[1:] == plan["argv"] and set(variables) <= set(environment)
 
 

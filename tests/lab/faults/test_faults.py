@@ -79,7 +79,7 @@ FAULTS = (
         "cutlass",
         "refused",
         "preflight",
-        ("port 30000 is taken by pid ", "http.server", "stop it, or set another"),
+        ("port 30000 is taken by pid ", "http.server", "end-foreign"),
         "committed cutlass-",
         "",
         prepare="systemctl stop sglang-main && systemd-run -q --unit=foreign python3 -m http.server 30000 && sleep 1",

@@ -147,7 +147,7 @@ def test_the_host_ends_alone_on_a_verified_release(
     end = moment.end
     if kind in ("controller", "connection"):  # the host does not need them
         end = "rolled-back" if moment.back else "committed"
-    assert report["outcome"] == end
+    assert report["outcome"] == end, report
     new, old = report["request"]["release"], story.before.state["known_good"]
     assert new != old
     assert story.after.serving == (new if end == "committed" else old)
