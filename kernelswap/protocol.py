@@ -19,6 +19,7 @@ AGENT_PATH = "/usr/local/lib/kernelswap/agent.pyz"
 RUN_ROOT = "/run/kernelswap"  # what a reboot may forget
 KEY_PATH = CONFIG_ROOT + "/key"  # 32 random bytes as hex; keys the digest of secrets, see render.py
 ENGINE_MODULE = "sglang.launch_server"
+DIRTY = 3  # the guard's exit code for a host that it saw not to be clean; Python's own are 1 and 2
 
 
 def unit_name(instance: str) -> str:

@@ -7,6 +7,7 @@ the real one.
 import dataclasses
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from kernelswap.errors import ConfigError
 from kernelswap.profile import load_library
-from kernelswap.protocol import Plan, Timeouts, Verify, decode
+from kernelswap.protocol import AGENT_PATH, DIRTY, Plan, Timeouts, Verify, decode
 from kernelswap.render import Hidden, Release, assignment, preview, render, resolve_secrets, word
 from kernelswap.spec import Secret, ServerSpec, server_spec
 
@@ -195,6 +196,17 @@ def test_gpus_become_variables_and_win_no_fight() -> None:
 def test_the_guard_tells_a_unit_with_pinned_gpus_their_indices_of_today() -> None:
     assert "EnvironmentFile" not in unit_of(make())
     assert "EnvironmentFile=-/run/kernelswap/main/gpus.env\n" in unit_of(make(gpus=("GPU-a", "GPU-b")))
+
+
+@pytest.mark.parametrize(("code", "starts"), [(0, True), (1, True), (DIRTY, False), (None, True)])
+def test_a_unit_is_kept_down_only_by_a_guard_that_saw_dirt(code: int | None, starts: bool, tmp_path: Path) -> None:
+    """code: the guard's exit code; None: there is no agent on the host."""
+    script = tmp_path / "agent.pyz"
+    if code is not None:
+        script.write_text(f"raise SystemExit({code})")
+    guard = next(value for key, value in directives(unit_of(make())) if key == "ExecStartPre" and " guard " in value)
+    command = guard.removeprefix("+").replace(AGENT_PATH, str(script)).replace("$$", "$")
+    assert (subprocess.run(["/bin/sh", "-c", command], check=False).returncode == 0) is starts
 
 
 def test_the_users_environment_wins() -> None:

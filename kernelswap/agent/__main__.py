@@ -4,7 +4,7 @@ inspect JSON        print the host's state as one line of JSON
 swap JSON           start or join a swap and follow it
 run INSTANCE ID     what the transient service does
 recover INSTANCE    close an open swap after a reboot
-guard INSTANCE      prove the host clean before a start
+guard INSTANCE      prove the host clean before a start; exit 3 if it was seen not to be
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from typing import List, Optional
 
 from kernelswap.agent import clean, files, gpus, guard, host, inspection, service, units
-from kernelswap.protocol import Request, decode, encode
+from kernelswap.protocol import DIRTY, Request, decode, encode
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -44,7 +44,10 @@ def main(argv: Optional[List[str]] = None) -> int:
     except files.Held as held:
         print(f"kernelswap: {held.path} is locked by {service.who_holds(held.pid)}", file=sys.stderr)
         return 1
-    except (units.UnitError, gpus.GpuError, clean.Dirty, host.JournalLost) as error:
+    except clean.Dirty as dirty:
+        print(f"kernelswap: {dirty}: {dirty.todo}", file=sys.stderr)
+        return DIRTY
+    except (units.UnitError, gpus.GpuError, host.JournalLost) as error:
         print(f"kernelswap: {error}", file=sys.stderr)
         return 1
     print(__doc__, file=sys.stderr)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Dict, List, Mapping, Optional, Sequence
+from dataclasses import dataclass
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from kernelswap.agent import gpus, idle, kernel_log, occupants, processes
 from kernelswap.agent.host import Folders
 from kernelswap.agent.kernel_log import Xid
+from kernelswap.agent.occupants import Occupants
 from kernelswap.agent.processes import Process
 from kernelswap.protocol import Gpu, Plan
 
@@ -16,17 +18,30 @@ SHOWN = 4  # findings in one line; all of them are in the evidence
 
 
 class Dirty(Exception):
-    """The host is not clean; the text lists what is left, `todo` says what helps."""
+    """The host is not clean; the text lists what is left, `todo` says what helps.
 
-    def __init__(self, left: Sequence[str], todo: str = "end what is left") -> None:
+    blind: nothing was seen to be left, only that the GPUs cannot be asked.
+    """
+
+    def __init__(self, left: Sequence[str], todo: str, blind: bool = False) -> None:
         self.left = tuple(left)
         self.todo = todo
+        self.blind = blind
         more = f"; and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
         super().__init__("; ".join(left[:SHOWN]) + more)
 
 
-def prove(folders: Folders, plan: Plan, deadline: float, stopped: Optional[float] = None) -> List[str]:
-    """Wait until nothing is left of any server of the instance; returns what was seen, one fact a line.
+@dataclass(frozen=True)
+class Proof:
+    """What a clean host showed. gpus: all of the host's; held: those of the instance; seen: one fact a line."""
+
+    gpus: Tuple[Gpu, ...]
+    held: Tuple[Gpu, ...]
+    seen: Tuple[str, ...]
+
+
+def prove(folders: Folders, plan: Plan, deadline: float, stopped: Optional[float] = None) -> Proof:
+    """Wait until nothing is left of any server of the instance.
 
     deadline: seconds; drivers need up to a minute or two to give memory back. stopped: when all had been stopped
     (seconds of the boot); what starts after that will not stop starting. Raises Dirty.
@@ -34,26 +49,25 @@ def prove(folders: Folders, plan: Plan, deadline: float, stopped: Optional[float
     until = time.monotonic() + deadline
     held_since: Dict[str, float] = {}
     while True:
-        again: List[str] = []
         try:
-            present = gpus.of_host(plan)
-            left = remains(folders, plan, present, held_since)
-            again = came_back(folders, plan, present, stopped) if left and stopped else []
+            present, unread = gpus.of_host(plan), ""
         except gpus.GpuError as error:
-            present, left = (), [str(error)]
+            present, unread = (), str(error)
+        table, levels = processes.table(), idle.levels(folders)
+        found = occupants.find(folders, plan, present)
+        left = remains(table, plan, found)
+        left += [unread] if unread else held_gpus(table, plan, found, present, levels, held_since)
         if not left:
             break
+        again = came_back(table, plan, found, stopped) if stopped else []
         if again or time.monotonic() >= until:
-            raise Dirty([*again, *left], what_helps(present, plan, idle.levels(folders), kernel_log.xids()))
+            todo = what_helps(present, plan, levels, kernel_log.xids())
+            raise Dirty([*again, *left, *processes.zombies(table)], todo, blind=left == [unread])
         time.sleep(0.5)
-    held = gpus.assigned(present, plan.gpus)
+    held = tuple(gpus.assigned(present, plan.gpus))
     idle.learn(folders, held)
-    return [
-        "no SGLang process",
-        f"no listener on port {plan.port}",
-        *map(_seen, held),
-        *processes.zombies(processes.table()),
-    ]
+    seen = ("no SGLang process", f"no listener on port {plan.port}", *map(_seen, held), *processes.zombies(table))
+    return Proof(present, held, seen)
 
 
 def _seen(gpu: Gpu) -> str:
@@ -62,14 +76,8 @@ def _seen(gpu: Gpu) -> str:
     return f"{gpus.label(gpu)}: {memory} used, no process{busy}"
 
 
-def remains(folders: Folders, plan: Plan, present: Sequence[Gpu], held_since: Dict[str, float]) -> List[str]:
-    """What still stands in the way of a start, one fact a line; empty if the host is clean.
-
-    present: the host's GPUs. held_since: when a GPU's memory was first seen held, by UUID; kept between looks.
-    """
-    table = processes.table()
-    found = occupants.find(folders, plan, present)
-    mine_gpus = gpus.assigned(present, plan.gpus)
+def remains(table: Dict[int, Process], plan: Plan, found: Occupants) -> List[str]:
+    """The processes that stand in the way of a start, one a line."""
     # The guard runs inside the unit that is about to start: it and its ancestors are no rest.
     mine = processes.ancestors(table, os.getpid())
     left = [
@@ -77,11 +85,26 @@ def remains(folders: Folders, plan: Plan, present: Sequence[Gpu], held_since: Di
         for process in found.all
         if process.pid not in mine
     ]
-    left += occupants.foreign_holders(table, found, mine_gpus).values()
-    left += [_listener(table, plan.port, pid) for pid in processes.listeners(plan.port)]
+    return left + [_listener(table, plan.port, pid) for pid in processes.listeners(plan.port)]
+
+
+def held_gpus(
+    table: Dict[int, Process],
+    plan: Plan,
+    found: Occupants,
+    present: Sequence[Gpu],
+    levels: Mapping[str, int],
+    held_since: Dict[str, float],
+) -> List[str]:
+    """Why the instance's GPUs are not free, one reason a line; empty if they are. A zombie alone holds nothing.
+
+    present: the host's GPUs. levels: see idle.levels. held_since: when a GPU's memory was first seen held, by UUID;
+    kept between looks.
+    """
+    mine = gpus.assigned(present, plan.gpus)
+    left = list(occupants.foreign_holders(table, found, mine).values())
     left += gpus.faults(present, plan.gpus) if gpus.needs(plan) else []
-    levels = idle.levels(folders)
-    for gpu in mine_gpus:
+    for gpu in mine:
         if idle.is_held(gpu, plan, levels):
             first = time.strftime("%H:%M:%S", time.localtime(held_since.setdefault(gpu.uuid, time.time())))
             whose = "" if gpu.pids else ", by no process that NVML shows"
@@ -89,7 +112,7 @@ def remains(folders: Folders, plan: Plan, present: Sequence[Gpu], held_since: Di
             left.append(
                 f"{gpus.label(gpu)}: {gpu.memory_used} MiB used, idle is at most {limit} MiB{whose}, since {first}"
             )
-    return left + (processes.zombies(table) if left else [])  # a zombie alone holds nothing
+    return left
 
 
 def _listener(table: Dict[int, Process], port: int, pid: Optional[int]) -> str:
@@ -97,13 +120,12 @@ def _listener(table: Dict[int, Process], port: int, pid: Optional[int]) -> str:
     return f"port {port} is listened on by {owner}"
 
 
-def came_back(folders: Folders, plan: Plan, present: Sequence[Gpu], stopped: float) -> List[str]:
+def came_back(table: Dict[int, Process], plan: Plan, found: Occupants, stopped: float) -> List[str]:
     """Servers of the instance that were started again after they had been stopped, with who did it and what to do."""
-    table = processes.table()
     return [
         f"pid {head.pid} was started again after the stop by {processes.origin(table, head)}: end what starts it first "
         f"(cron, a loop, a supervisor), then run the same command again"
-        for head in occupants.find(folders, plan, present).all
+        for head in found.all
         if head.unit != plan.unit and head.started > stopped * os.sysconf("SC_CLK_TCK")
     ]
 

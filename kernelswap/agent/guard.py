@@ -1,4 +1,7 @@
-"""The last look before systemd starts a server: the ExecStartPre of every unit that we render."""
+"""The last look before systemd starts a server: the ExecStartPre of every unit that we render.
+
+What it cannot see is no dirt: only a host that was seen not to be clean keeps a committed server down.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,41 @@ import contextlib
 import sys
 from typing import Optional
 
-from kernelswap.agent import clean, files, gpus, host
+from kernelswap.agent import clean, files, gpus, host, units
 from kernelswap.agent.host import Folders
 from kernelswap.protocol import Plan
 
+FAULTS = (OSError, ValueError, host.JournalLost, units.UnitError)  # of our own files, or of systemd
+
 
 def guard(instance: str) -> None:
-    """Wait until the host is clean for this instance. Raises clean.Dirty if it does not get so in time."""
+    """Wait until the host is clean for this instance. Raises clean.Dirty if it was seen not to get so in time."""
     folders = Folders(instance)
+    indices = ""
     try:
-        plan = _plan(folders)
-    except (OSError, ValueError, host.JournalLost) as error:
-        # What cannot be read cannot be checked; that alone must not keep a committed server down.
-        print(f"kernelswap: not guarded: {error}", file=sys.stderr)
-        _number_gpus(folders, "")
-        return
-    if plan:
-        clean.prove(folders, plan, plan.timeouts.clean)
-        _number_gpus(folders, gpus.numbering(gpus.of_host(plan), plan.gpus) if plan.gpus else "")
+        indices = _prove(folders)
+    except clean.Dirty as dirty:
+        if not dirty.blind:
+            raise
+        _say(f"not guarded: {dirty}: {dirty.todo}")
+    except FAULTS as error:
+        _say(f"not guarded: {error}")
+    finally:
+        _number_gpus(folders, indices)
+
+
+def _prove(folders: Folders) -> str:
+    """Prove the host clean; returns today's indices of the GPUs that the instance names, if it may use them."""
+    plan = _plan(folders)
+    if plan is None:
+        return ""
+    proof = clean.prove(folders, plan, plan.timeouts.clean)
+    return gpus.numbering(proof.gpus, plan.gpus) if plan.gpus else ""
+
+
+def _say(text: str) -> None:
+    """Not in the words of main, which tell why a server was not started."""
+    print(f"kernelswap guard: {text}", file=sys.stderr)
 
 
 def _number_gpus(folders: Folders, indices: str) -> None:
@@ -34,7 +54,7 @@ def _number_gpus(folders: Folders, indices: str) -> None:
         else:
             files.remove(folders.gpu_indices)
     except OSError as error:  # a full /run must not keep a server down, which takes UUIDs as well
-        print(f"kernelswap: the server gets its GPUs by UUID: {error}", file=sys.stderr)
+        _say(f"the server gets its GPUs by UUID: {error}")
         with contextlib.suppress(OSError):
             files.remove(folders.gpu_indices)
 

@@ -14,12 +14,11 @@ FIRST_SIGHT = 0.02  # of its memory; what a GPU of which nothing is known uses b
 
 
 def levels(folders: Folders) -> Dict[str, int]:
-    """The lowest memory that was seen on each GPU with nothing on it, by UUID, in MiB."""
-    try:
+    """The lowest memory that was seen on each GPU with nothing on it, by UUID, in MiB; none where it cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
         values = json.loads(files.read(folders.idle_memory) or "{}")
-    except ValueError:
-        return {}
-    return {str(uuid): int(value) for uuid, value in values.items()}
+        return {uuid: int(value) for uuid, value in values.items()}
+    return {}
 
 
 def is_held(gpu: Gpu, plan: Plan, levels: Mapping[str, int]) -> bool:

@@ -224,13 +224,13 @@ class Transaction:
 
     def _clean(self, plan: Plan) -> Seen:
         try:
-            seen = clean.prove(self.folders, plan, plan.timeouts.clean, self.stopped)
+            proof = clean.prove(self.folders, plan, plan.timeouts.clean, self.stopped)
         except Dirty as dirty:
             self._keep("not-clean.txt", dirty.left)
             raise Failed(Cause(f"the host is not clean: {dirty}", "nvidia-smi", dirty.todo, "not-clean")) from None
-        self._keep("clean.txt", seen)
-        idle = sum(line.startswith("GPU ") for line in seen)
-        return Seen(", ".join(seen[:2]) + (f", {idle} GPU(s) idle" if idle else ""))
+        self._keep("clean.txt", proof.seen)
+        idle = f", {len(proof.held)} GPU(s) idle" if proof.held else ""
+        return Seen(f"no SGLang process, no listener on port {plan.port}{idle}")
 
     def _keep(self, name: str, lines: Sequence[str]) -> None:
         """Add to the evidence. A full disk loses it, and nothing else."""
