@@ -22,7 +22,7 @@ from pyinfra.api.host import Host
 from pyinfra.api.inventory import Inventory
 
 from kernelswap import bundle, decide, root
-from kernelswap.agent.redaction import redact
+from kernelswap.agent.processes import hide_secrets
 from kernelswap.decide import Attach, Decision, Refused, Swap, Unchanged
 from kernelswap.errors import ConfigError, Fault, KernelswapError
 from kernelswap.facts import host_state
@@ -182,7 +182,7 @@ def _who() -> str:
 
 def _command() -> str:
     """What was typed, for people to type again."""
-    return redact(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
+    return shlex.join(hide_secrets([Path(sys.argv[0]).name, *sys.argv[1:]]))
 
 
 def _setup(instances: list[str], users: set[str], state: HostState, key: Hidden, recover_unit: str) -> Setup:

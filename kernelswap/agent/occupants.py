@@ -124,7 +124,7 @@ def _was_beside(head: Process, strays: Sequence[Process]) -> bool:
 
 def _proxied_port(process: Process) -> List[int]:
     """The port inside a container that Docker's own listener on this host stands for."""
-    return [int(port)] if (port := process.flag("-container-port")).isdigit() else []
+    return [port] if (port := process.number("-container-port")) else []
 
 
 def _may_use(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Dict, Iterable, List, Optional, Set, Tuple
 
 from kernelswap.agent import containers, identity
+from kernelswap.agent.redaction import MARK, redact
 from kernelswap.protocol import Server
 
 PROC = Path("/proc")
@@ -55,7 +56,7 @@ class Process:
     def unit(self) -> Optional[str]:
         """The system service that owns it; None for a login session, a user's own service or a container."""
         parts = [part for part in self.cgroup.split("/") if part]
-        if self.container or any(part.startswith("user-") or part.startswith("user@") for part in parts):
+        if self.container or any(re.fullmatch(r"user-\d+\.slice|user@\d+\.service", part) for part in parts):
             return None
         services = [part for part in parts if part.endswith(".service")]
         return services[-1] if services else None
@@ -95,7 +96,7 @@ class Process:
     @property
     def port(self) -> Optional[int]:
         """The port that its command line asks for; SGLang's default is 30000."""
-        return int(self.flag("--port", "30000")) if self.is_launcher and self.flag("--port", "0").isdigit() else None
+        return self.number("--port", "30000") if self.is_launcher else None
 
     def flag(self, name: str, default: str = "") -> str:
         """The value that its command line gives a flag."""
@@ -105,6 +106,11 @@ class Process:
             if word.startswith(f"{name}="):
                 return word[len(name) + 1 :]
         return default
+
+    def number(self, name: str, default: str = "") -> Optional[int]:
+        """The port number that its command line gives a flag; None for whatever else it says: anybody may write it."""
+        text = self.flag(name, default)
+        return int(text) if re.fullmatch(r"[0-9]{1,5}", text) else None
 
 
 def table(proc: Path = PROC) -> Dict[int, Process]:
@@ -370,21 +376,24 @@ def as_server(process: Process, unit: Optional[str]) -> Server:
     )
 
 
-SECRET_FLAG = re.compile(r"^--(?:[\w-]*(?:api[-_]key|token|password|secret))(=.*)?$")
+# `--api-key`, `--ssh-password=X`, `HF_TOKEN=X`
+SECRET = re.compile(
+    r"(--)?[\w.-]*(?:api[-_]?key|token|passw(?:or)?d|passphrase|secret(?:[-_]key)?)(=.*)?", re.IGNORECASE | re.DOTALL
+)
 
 
 def hide_secrets(argv: Iterable[str]) -> List[str]:
-    """The words with the value of every flag that names a secret replaced."""
+    """The words without the values of flags and variables that name a secret, and without what looks like one."""
     words: List[str] = []
     hide = False
     for word in argv:
-        match = SECRET_FLAG.match(word)
+        match = SECRET.fullmatch(word)
         if hide and not word.startswith("--"):
-            word = "[redacted]"
-        elif match and match[1]:
-            word = word.split("=", 1)[0] + "=[redacted]"
-        hide = bool(match and not match[1])
-        words.append(word)
+            word = MARK
+        elif match and match[2]:
+            word = word.partition("=")[0] + f"={MARK}"
+        hide = bool(match and match[1] and not match[2])
+        words.append(redact(word))
     return words
 
 

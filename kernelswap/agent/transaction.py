@@ -235,7 +235,7 @@ class Transaction:
     def _keep(self, name: str, lines: Sequence[str]) -> None:
         """Add to the evidence. A full disk loses it, and nothing else."""
         with contextlib.suppress(OSError):
-            files.append(self.evidence / name, "\n".join(lines))
+            files.append(self.evidence / name, self._redact("\n".join(lines)))
 
     def _activate(self) -> Seen:
         text = (self.folders.release(self.request.release) / self.plan.unit).read_text(encoding="utf-8")
@@ -510,8 +510,9 @@ class Transaction:
             self._say(shown, "failed", what, seconds)
             raise type(failure)(dataclasses.replace(failure.cause, what=what)) from failure
         seconds = round(time.monotonic() - start, 2)
-        self._record(StepResult(shown, seconds, ok=True, detail=seen.detail, numbers=seen.numbers))
-        self._say(shown, "end", seen.detail, seconds)
+        detail = self._redact(seen.detail)
+        self._record(StepResult(shown, seconds, ok=True, detail=detail, numbers=seen.numbers))
+        self._say(shown, "end", detail, seconds)
         return seen
 
     def _shown(self, back: Optional[bool] = None) -> str:

@@ -66,6 +66,8 @@ def test_no_launchers(argv: tuple[str, ...]) -> None:
         (("python3", "-m", "sglang.launch_server", "--port", "81"), 81),
         (("python3", "-m", "sglang.launch_server", "--port=82"), 82),
         (("python3", "-m", "sglang.launch_server", "--port", "$PORT"), None),
+        (("python3", "-m", "sglang.launch_server", "--port", "\u00b2"), None),
+        (("python3", "-m", "sglang.launch_server", "--port", "9" * 5000), None),
         (("tail", "--port", "83"), None),
     ],
 )
@@ -78,6 +80,7 @@ def test_port(argv: tuple[str, ...], port: int | None) -> None:
     [
         ("/system.slice/my-glm.service", "my-glm.service"),
         ("/system.slice/system-vllm.slice/vllm@0.service/child", "vllm@0.service"),
+        ("/system.slice/user-glm.service", "user-glm.service"),
         ("/user.slice/user-1000.slice/session-3.scope", None),
         ("/user.slice/user-1000.slice/user@1000.service/app.slice/glm.service", None),
         ("/system.slice/docker-0123.scope", None),
@@ -102,6 +105,14 @@ def test_cgroup_of_both_hierarchies() -> None:
         (("--tokenizer-path", "/m"), ["--tokenizer-path", "/m"]),
         (("--skip-tokenizer-init", "x"), ["--skip-tokenizer-init", "x"]),
         (("--hf-token", "s3cret"), ["--hf-token", "[redacted]"]),
+        (("--ssh-password", "two words"), ["--ssh-password", "[redacted]"]),
+        (("--data", "sudo_password=two words"), ["--data", "sudo_password=[redacted]"]),
+        (
+            ("env", "HF_TOKEN=s3cret", "OPENAI_API_KEY=s3cret"),
+            ["env", "HF_TOKEN=[redacted]", "OPENAI_API_KEY=[redacted]"],
+        ),
+        (("--url", "http://me:s3cret@proxy:80"), ["--url", "http://me:[redacted]@proxy:80"]),
+        (("--max-total-tokens=5", "token", "x"), ["--max-total-tokens=5", "token", "x"]),
     ],
 )
 def test_secrets_are_hidden(argv: tuple[str, ...], shown: list[str]) -> None:

@@ -150,3 +150,16 @@ def test_what_preflight_refuses(where: str, says: str, tmp_path: Path, monkeypat
     assert (report.outcome, report.serving, world.serving) == ("refused", "a-1", {"a-1"})
     assert report.cause
     assert says in report.cause.what
+
+
+def test_what_a_step_saw_is_told_and_kept_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = before(tmp_path, WORLD)
+    world.stage("b-2")
+    files.write(world.folders.release("b-2") / host.SECRETS_FILE, 'api-key: "s3cret"\n', mode=0o600)
+    with world.entered(monkeypatch):
+        monkeypatch.setattr(transaction.server, "smoke", lambda *_: "answered s3cret")
+        report = transaction.perform(world.folders, REQUEST)
+    assert next(step for step in report.steps if step.name == "smoke").detail == "answered [redacted]"
+    story = "".join(path.read_text() for path in world.folders.evidence(REQUEST.swap).iterdir())
+    assert "answered [redacted]" in story
+    assert "s3cret" not in story + world.folders.history.read_text()
