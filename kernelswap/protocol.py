@@ -331,8 +331,11 @@ def encode(value: Any) -> str:
 
 
 def decode(kind: Type[T], text: str) -> T:
-    """The value that `encode` wrote. Raises ValueError if the text is no JSON or lacks a required key."""
-    value: T = _build(kind, json.loads(text))
+    """The value that `encode` wrote. Raises ValueError if the text is no JSON or not of that form."""
+    try:
+        value: T = _build(kind, json.loads(text))
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"{kind.__name__}: {error}") from None
     return value
 
 
@@ -351,9 +354,7 @@ def _build(kind: Any, value: Any) -> Any:
         if not isinstance(value, Mapping):
             raise ValueError(f"{kind.__name__}: expected an object, got {type(value).__name__}")
         hints = get_type_hints(kind)
-        known = {f.name: _build(hints[f.name], value[f.name]) for f in dataclasses.fields(kind) if f.name in value}
-        try:
-            return kind(**known)
-        except TypeError as error:
-            raise ValueError(f"{kind.__name__}: {error}") from None
+        return kind(
+            **{f.name: _build(hints[f.name], value[f.name]) for f in dataclasses.fields(kind) if f.name in value}
+        )
     return value

@@ -54,6 +54,12 @@ def test_an_older_reader_ignores_newer_keys() -> None:
     assert decode(Request, text) == REQUEST
 
 
+@pytest.mark.parametrize("text", ['{"argv": null}', '{"argv": 3}', '{"environment": []}', '{"verify": {"answers": 1}}'])
+def test_text_of_another_form_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError):
+        decode(Plan, text)
+
+
 @pytest.mark.parametrize("text", ["", "[]", "3", "{}", '{"swap": "x"}'])
 def test_broken_text_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError):

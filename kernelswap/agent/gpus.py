@@ -54,7 +54,7 @@ def read(limit: float = Timeouts.nvml) -> Tuple[Gpu, ...]:
         text, ended = _read_until(pipe.fileno(), time.monotonic() + limit)
     said = [decode(_Said, line) for line in text.decode("utf-8", "replace").split("\n")[:-1]]
     if ended:
-        os.waitpid(child, 0)
+        _reap(child)
         if not said:
             raise GpuError("NVML ends whoever asks it")
     nothing = f"no answer from NVML since {_clock(asked)}"
@@ -174,6 +174,13 @@ def _read_until(pipe: int, deadline: float) -> Tuple[bytes, bool]:
         if not part:
             return text, True
         text += part
+
+
+def _reap(child: int, patience: float = 5.0) -> None:
+    """Take note of the child's end. It has said all, but its end closes the driver's files, which can hang as well."""
+    until = time.monotonic() + patience
+    while os.waitpid(child, os.WNOHANG) == (0, 0) and time.monotonic() < until:
+        time.sleep(0.005)
 
 
 def _query(tell: Callable[[_Said], None], without: Iterable[int]) -> None:

@@ -88,7 +88,10 @@ def _start(instance: str, swap_id: str) -> None:
     command = ["systemd-run", "--quiet", "--collect", f"--unit={service_name(instance)}"]
     command += [f"--property={setting}" for setting in settings]
     command += ["/usr/bin/python3", AGENT_PATH, "run", instance, swap_id]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except subprocess.TimeoutExpired:
+        raise units.UnitError("systemd-run: no answer within 60 s: run the same command again") from None
     if done.returncode:
         raise units.UnitError(f"systemd-run: {done.stderr.strip()}")
 
@@ -105,7 +108,7 @@ def follow(folders: Folders, swap_id: str) -> int:
                 spoke = now
             if now - checked >= 2:
                 checked = now
-                if not units.status(service_name(folders.instance)).running:
+                if not _is_active(folders.instance):
                     return _say_end(folders, swap_id)
             continue
         step = event.step
@@ -116,6 +119,14 @@ def follow(folders: Folders, swap_id: str) -> int:
         if event.kind == "result":
             return _exit_code(host.report(folders, swap_id))
     return 1
+
+
+def _is_active(instance: str) -> bool:
+    """Whether the agent's service runs; where systemd is busy with itself, the next question tells."""
+    try:
+        return units.status(service_name(instance)).running
+    except units.UnitError:
+        return True
 
 
 def _say_end(folders: Folders, swap_id: str) -> int:

@@ -168,7 +168,7 @@ def log(invocation: str, lines: Optional[int] = None) -> List[str]:
     command += [f"_SYSTEMD_INVOCATION_ID={invocation}", "+", f"INVOCATION_ID={invocation}"]
     try:
         done = subprocess.run(command, capture_output=True, timeout=60, check=False)
-    except subprocess.TimeoutExpired:
+    except (OSError, subprocess.TimeoutExpired):
         return []  # a log tells why; it decides nothing
     return done.stdout.decode("utf-8", "replace").splitlines()
 

@@ -15,7 +15,7 @@ import pytest
 from kernelswap.agent import files, gpus
 from kernelswap.agent.gpus import _Said as Said
 from kernelswap.agent.kernel_log import Xid
-from kernelswap.protocol import Gpu, Plan
+from kernelswap.protocol import Gpu, Plan, encode
 
 ONE = Gpu(0, "GPU-a", "RTX", "12.0", 97887, 4, pci="0000:01:00")
 TWO = Gpu(1, "GPU-b", "RTX", "12.0", 97887, 90000, pids=(7, 8), pci="0000:02:00")
@@ -110,6 +110,22 @@ def test_a_child_that_fails_says_why(query: str, error: str, monkeypatch: pytest
     monkeypatch.setattr(gpus, "_query", lambda tell, without: exec(query))  # noqa: S102
     with pytest.raises(gpus.GpuError, match=error):
         gpus.read()
+
+
+def test_a_child_that_hangs_at_its_end_costs_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(pipe: int, without: set[int]) -> None:
+        os.write(pipe, encode(Said(count=1, gpus=(ONE,), done=True)).encode() + b"\n")
+        os.close(pipe)
+        time.sleep(60)
+        os._exit(0)
+
+    children = []
+    reap = gpus._reap
+    monkeypatch.setattr(gpus, "_answer", answer)
+    monkeypatch.setattr(gpus, "_reap", lambda child: children.append(child) or reap(child, patience=0.2))
+    assert gpus.read(30) == (ONE,)
+    os.kill(children[0], signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(children[0], 0)[1]) == signal.SIGKILL, "it was not waited for"
 
 
 def test_assigned_by_index_or_uuid() -> None:

@@ -48,6 +48,24 @@ def test_the_end_is_told(
     assert says in capsys.readouterr().out
 
 
+def test_a_systemd_that_is_busy_ends_no_following(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = iter([units.UnitError("systemctl show: no answer within 60 s"), ENDED])
+
+    def status(_unit: str) -> units.UnitStatus:
+        answer = next(answers)
+        if isinstance(answer, units.UnitError):
+            raise answer
+        return answer
+
+    folders = Folders("main", tmp_path)
+    monkeypatch.setattr(units, "status", status)
+    files.append(folders.history, encode(REPORT))
+    assert service.follow(folders, REQUEST.swap) == 0
+    assert "committed b-2" in capsys.readouterr().out
+
+
 def test_where_nothing_can_be_written_nothing_is_touched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
