@@ -105,7 +105,6 @@ class Transaction:
         try:
             self._step("preflight", self._preflight)
             self._step("drain", self._drain)
-            self._note_found()
             for name, step in self._forward_steps():
                 self._step(name, step)
         except Unfinished as half:
@@ -166,18 +165,21 @@ class Transaction:
 
     def _drain(self) -> Seen:
         """Give the old server's requests time to end. What is still running then ends with its own clean stop."""
+        seen = self._wait_for_requests()
+        self._note_found()
+        return Seen(seen)
+
+    def _wait_for_requests(self) -> str:
         if self.journal.previous is None:
-            return Seen("nothing of ours serves")
+            return "nothing of ours serves"
         try:
             old = self._client(host.read_plan(self.folders, self.journal.previous))
         except (OSError, ValueError):
-            return Seen(f"running requests unknown: the plan of {self.journal.previous} cannot be read")
+            return f"running requests unknown: the plan of {self.journal.previous} cannot be read"
         until = time.monotonic() + self.plan.timeouts.drain
         while (count := old.running_requests()) and time.monotonic() < until:
             time.sleep(0.25)
-        if count is None:
-            return Seen("running requests unknown")
-        return Seen(f"{count} request(s) running")
+        return "running requests unknown" if count is None else f"{count} request(s) running"
 
     def _note_found(self) -> None:
         """Before anything stops, write down all that is needed to bring it back."""
@@ -300,19 +302,17 @@ class Transaction:
     def _commit(self) -> Seen:
         """Idempotent, since a recovery after the commit point runs it again."""
         self._tell_xids()
-        release = self.request.release
-        for unit in self.journal.zero.units:
-            if unit.enabled:
-                units.disable(unit.name)
-        text = (self.folders.release(release) / self.plan.unit).read_text(encoding="utf-8")
+        release, where = self.request.release, str(self.folders.committed_unit)
         try:
+            for unit in self.journal.zero.units:
+                if unit.enabled:
+                    units.disable(unit.name)
+            text = (self.folders.release(release) / self.plan.unit).read_text(encoding="utf-8")
             files.write(self.folders.committed_unit, text)
-        except OSError as error:
+        except (OSError, units.UnitError) as error:
             if not self._is_past_commit_point():  # it may be renamed and not synced
-                where = str(self.folders.committed_unit)
-                raise Failed(
-                    Cause(f"cannot write {where}: {error.strerror}", where, "make /etc writable", "commit")
-                ) from None
+                todo = "make /etc writable, and see what systemd says"
+                raise Failed(Cause(f"cannot commit {release}: {error}", where, todo, "commit")) from None
         for wait in COMMIT_WAITS:
             try:
                 host.spare(self.folders, self._finish_commit)

@@ -19,7 +19,7 @@ from kernelswap.protocol import Cause, Plan
 def note(plan: Plan, found: Occupants, first: bool) -> ReleaseZero:
     """All that is needed to bring back what a swap is about to stop. first: nothing was ever committed.
 
-    Raises Failed where a container cannot be asked.
+    Raises Failed where a container cannot be asked, or a process has ended since.
     """
     foreign = found.foreign_units if plan.end_foreign else {}
     names = sorted({*found.units, *_own_by_hand(plan, found, first)})
@@ -50,9 +50,14 @@ def _containers(plan: Plan, found: Occupants) -> Iterator[FoundContainer]:
             raise Failed(Cause(str(error), where.runtime, "run the same command again", "container")) from None
 
 
-def _capture(process: processes.Process) -> FoundProcess:
-    folder, group = processes.working_folder(process.pid), processes.group(process.pid)
-    return FoundProcess(process.argv, processes.environment(process.pid), folder, process.uid, group)
+def _capture(process: Process) -> FoundProcess:
+    pid = process.pid
+    try:
+        folder, group = processes.working_folder(pid), processes.group(pid)
+        return FoundProcess(process.argv, processes.environment(pid), folder, process.uid, group)
+    except OSError:  # it has ended
+        what = f"it ended while its place was noted: {processes.describe(process)}"
+        raise Failed(Cause(what, "ps", "run the same command again", "preflight")) from None
 
 
 def some_runs(folders: Folders, plan: Plan, zero: ReleaseZero) -> bool:

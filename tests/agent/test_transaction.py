@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from systemd import PORT
 from world import OLD, Scenario, World, before
 
 from kernelswap.agent import files, host, service, transaction, units
 from kernelswap.agent.host import Folders, Journal
+from kernelswap.agent.processes import Process
 from kernelswap.agent.transaction import Transaction
 from kernelswap.protocol import Cause, Plan, Request, StepResult, encode
 
@@ -163,3 +165,37 @@ def test_what_a_step_saw_is_told_and_kept_without_secrets(tmp_path: Path, monkey
     story = "".join(path.read_text() for path in world.folders.evidence(REQUEST.swap).iterdir())
     assert "answered [redacted]" in story
     assert "s3cret" not in story + world.folders.history.read_text()
+
+
+def test_a_stray_that_ends_by_itself_is_told_at_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look and the note of what would bring it back."""
+    world = before(tmp_path, Scenario("stray", "b-2", ()))
+    world.stage("b-2")
+    words = ("/usr/bin/python3", "-m", "sglang.launch_server", "--port", str(PORT))
+    gone = Process(4194305, 1, 1, "S", 0, words, "/user.slice/user-0.slice/session-1.scope")  # above any pid_max
+    with world.entered(monkeypatch):
+        monkeypatch.setattr(transaction.processes, "table", lambda *_: {gone.pid: gone})
+        monkeypatch.setattr(transaction.processes, "listeners", lambda *_: [])
+        monkeypatch.setattr(transaction.processes, "changed_user", lambda _pid: False)
+        monkeypatch.setattr(transaction.processes, "is_contained", lambda _pid: False)
+        report = transaction.perform(world.folders, dataclasses.replace(REQUEST, adopt=True))
+    assert (report.outcome, report.failed_step) == ("refused", "drain")
+    assert report.cause
+    assert report.cause.what.startswith("it ended while its place was noted: pid 4194305 of root")
+
+
+def test_a_systemd_that_refuses_before_the_commit_point_is_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = before(tmp_path, Scenario("zero", "b-2", (), hand_written=OLD))
+    world.stage("b-2")
+
+    def refuse(_unit: str) -> None:
+        raise units.UnitError("systemctl disable: no answer within 60 s")
+
+    with world.entered(monkeypatch):
+        monkeypatch.setattr(units, "disable", refuse)
+        report = transaction.perform(world.folders, REQUEST)
+    assert (report.outcome, report.failed_step, world.serving) == ("rolled-back", "commit", {"zero"})
+    assert report.cause
+    assert "systemctl disable: no answer within 60 s" in report.cause.what
