@@ -21,6 +21,7 @@ CGROUPS = (
     ("machined", re.compile(r"/machine\.slice/machine-([^/]+)\.scope")),
     ("container", re.compile(rf"/{ID}(?:/|$)")),
 )
+GLANCE = 5.0  # seconds that a question may take whose answer only people read
 NO = ("", "no")  # restart policies that restart nothing
 
 
@@ -69,11 +70,11 @@ def of_cgroup(cgroup: str) -> Optional[Place]:
     return None
 
 
-def ask(where: Place) -> Dict[str, Any]:
-    """What the runtime says of a container. Raises ContainerError."""
+def ask(where: Place, timeout: float = 60) -> Dict[str, Any]:
+    """What the runtime says of a container. timeout: seconds. Raises ContainerError."""
     if where.runtime not in ("docker", "podman"):
         raise ContainerError(f"a {where.runtime} container ({where.id[:12]})")
-    text = _run(where.runtime, "inspect", "--type=container", where.id)
+    text = _run(where.runtime, "inspect", "--type=container", where.id, timeout=timeout)
     try:
         answer = json.loads(text)
         return dict(answer[0])
@@ -82,9 +83,9 @@ def ask(where: Place) -> Dict[str, Any]:
 
 
 def describe(where: Place) -> str:
-    """A container for people, with what its runtime tells where that can be asked."""
+    """A container for people, with what its runtime tells where that answers at once."""
     try:
-        return str(found(where, ask(where)))
+        return str(found(where, ask(where, timeout=GLANCE)))
     except ContainerError:
         return f"{where.runtime} container {where.id[:12]}"
 

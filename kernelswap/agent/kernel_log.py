@@ -41,8 +41,8 @@ def xids(since: float = 0.0) -> List[Xid]:
         float(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime")
     )
     found = parse(_journal(), time.time())
-    with contextlib.suppress(OSError):
-        found += parse(FILE.read_text(encoding="utf-8", errors="replace").splitlines(), time.time())
+    with contextlib.suppress(OSError), FILE.open(encoding="utf-8", errors="replace") as lines:
+        found += parse(lines, time.time())
     once = {(int(xid.at), xid.pci, xid.code): xid for xid in found if xid.at >= max(since, boot)}
     return sorted(once.values(), key=lambda xid: xid.at)
 
@@ -59,7 +59,7 @@ def parse(lines: Iterable[str], now: float) -> List[Xid]:
     """The Xid lines of a kernel log with the journal's or a syslog daemon's times. now: for times without a year."""
     found = []
     for line in lines:
-        match = LINE.match(line)
+        match = LINE.match(line) if "Xid" in line else None
         at = _time(match["at"], now) if match else None
         if match and at is not None:
             domain, bus, device = (int(part, 16) for part in match["pci"].split(":"))

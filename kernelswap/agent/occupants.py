@@ -240,7 +240,7 @@ def main_pids(table: Dict[int, Process], pids: Iterable[int] = ()) -> Dict[str, 
     Not of transient ones: their files are gone with their end, so what brings such a server back is its command line.
     """
     heads = [*processes.servers(table), *(table[pid] for pid in pids if pid in table)]
-    found = {name: units.status(name) for name in {head.unit for head in heads if head.unit}}
+    found = units.statuses(head.unit for head in heads if head.unit)
     first = first_pids(table)
     # What forked away from a unit that is content with that (oneshot, forking) has no main process by systemd's word.
     return {
@@ -251,7 +251,7 @@ def main_pids(table: Dict[int, Process], pids: Iterable[int] = ()) -> Dict[str, 
 def transient_units(heads: Iterable[Process]) -> Set[str]:
     """The transient units that these servers are all of: they would go on starting them (`systemd-run -p Restart=`)."""
     heads = list(heads)
-    found = {unit: units.status(unit) for unit in {head.unit for head in heads} if unit}
+    found = units.statuses(head.unit for head in heads if head.unit)
     mains = {unit: seen.main_pid for unit, seen in found.items() if seen.fragment.startswith(TRANSIENT)}
     table = processes.table()
     return {unit for head in heads if (unit := owning_unit(table, head, mains))}

@@ -9,7 +9,7 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 from kernelswap.agent import files
 
@@ -50,7 +50,18 @@ _PROPERTIES = (
 
 
 def status(unit: str) -> UnitStatus:
-    text = _systemctl("show", f"--property={_PROPERTIES}", "--", unit)
+    return statuses([unit])[unit]
+
+
+def statuses(names: Iterable[str]) -> Dict[str, UnitStatus]:
+    """Units by name, all asked for in one command."""
+    asked = sorted(set(names))
+    # The answers stand in the order of the names, an empty line between two.
+    parts = _systemctl("show", f"--property={_PROPERTIES}", "--", *asked).split("\n\n") if asked else []
+    return {name: _parse(parts[number]) for number, name in enumerate(asked)}
+
+
+def _parse(text: str) -> UnitStatus:
     values = dict(line.partition("=")[::2] for line in text.splitlines())
     entered = "Active" if values["ActiveState"] == "active" else "Inactive"
     since = int(values[f"{entered}EnterTimestampMonotonic"] or 0)  # microseconds since the boot; 0: never

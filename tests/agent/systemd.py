@@ -63,10 +63,11 @@ class Systemd:
             raise UnitError(f"systemctl {' '.join(words)}: {error.strerror}") from None
 
     def _answer(self, *words: str) -> str:
-        command, unit = words[0], words[words.index("--") + 1] if "--" in words else ""
-        wants = self.root / WANTS / unit
+        command, names = words[0], words[words.index("--") + 1 :] if "--" in words else ("",)
         if command == "show":
-            return self._show(unit)
+            return "\n\n".join(map(self._show, names))
+        unit = names[0]
+        wants = self.root / WANTS / unit
         if command == "daemon-reload":
             self.loaded = {}
         elif command == "start":

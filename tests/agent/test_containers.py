@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,16 @@ def test_stopped_for_good_and_brought_back_as_it_was(asked: Path) -> None:
         f"docker update --restart=unless-stopped {ID}",
         f"docker start {ID}",
     ]
+
+
+def test_a_runtime_that_hangs_holds_no_description_up(
+    asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "docker").write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr(containers, "GLANCE", 0.2)
+    start = time.monotonic()
+    assert containers.describe(Place("docker", ID)) == "docker container cccccccccccc"
+    assert time.monotonic() - start < 30
 
 
 def test_podman_without_a_policy_needs_no_update(asked: Path) -> None:

@@ -1,6 +1,11 @@
 from __future__ import annotations
 
-from kernelswap.agent import occupants
+from pathlib import Path
+
+import pytest
+from systemd import Systemd
+
+from kernelswap.agent import occupants, units
 from kernelswap.agent.processes import Process
 from kernelswap.protocol import Gpu, Plan
 
@@ -86,3 +91,13 @@ def test_a_transient_unit_owns_no_server() -> None:
     """Its file is gone with its end, so it could not be started again; main_pids leaves it out."""
     rows = table(row(40, *LAUNCH, "30000", unit="run-u12.service"))
     assert sort(rows, main_pids={}) == ([], {}, [40])
+
+
+def test_all_units_are_asked_about_in_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    systemd, asked = Systemd(tmp_path), []
+    systemd.running = {"glm.service": "", "qwen.service": ""}
+    monkeypatch.setattr(units, "_systemctl", lambda *words: asked.append(words) or systemd(*words))
+    assert occupants.main_pids(systemd.processes()) == {name: systemd.pid(name) for name in systemd.running}
+    assert len(asked) == 1
+    assert occupants.main_pids({}) == {}
+    assert len(asked) == 1
