@@ -158,8 +158,8 @@ def test_what_a_step_saw_is_told_and_kept_without_secrets(tmp_path: Path, monkey
     world = before(tmp_path, WORLD)
     world.stage("b-2")
     files.write(world.folders.release("b-2") / host.SECRETS_FILE, 'api-key: "s3cret"\n', mode=0o600)
-    with world.entered(monkeypatch):
-        monkeypatch.setattr(transaction.server, "smoke", lambda *_: "answered s3cret")
+    with world.entered(monkeypatch), monkeypatch.context() as patch:
+        patch.setattr(transaction.server, "smoke", lambda *_: "answered s3cret")
         report = transaction.perform(world.folders, REQUEST)
     assert next(step for step in report.steps if step.name == "smoke").detail == "answered [redacted]"
     story = "".join(path.read_text() for path in world.folders.evidence(REQUEST.swap).iterdir())
@@ -173,11 +173,11 @@ def test_a_stray_that_ends_by_itself_is_told_at_its_step(tmp_path: Path, monkeyp
     world.stage("b-2")
     words = ("/usr/bin/python3", "-m", "sglang.launch_server", "--port", str(PORT))
     gone = Process(4194305, 1, 1, "S", 0, words, "/user.slice/user-0.slice/session-1.scope")  # above any pid_max
-    with world.entered(monkeypatch):
-        monkeypatch.setattr(transaction.processes, "table", lambda *_: {gone.pid: gone})
-        monkeypatch.setattr(transaction.processes, "listeners", lambda *_: [])
-        monkeypatch.setattr(transaction.processes, "changed_user", lambda _pid: False)
-        monkeypatch.setattr(transaction.processes, "is_contained", lambda _pid: False)
+    with world.entered(monkeypatch), monkeypatch.context() as patch:
+        patch.setattr(transaction.processes, "table", lambda *_: {gone.pid: gone})
+        patch.setattr(transaction.processes, "listeners", lambda *_: [])
+        patch.setattr(transaction.processes, "changed_user", lambda _pid: False)
+        patch.setattr(transaction.processes, "is_contained", lambda _pid: False)
         report = transaction.perform(world.folders, dataclasses.replace(REQUEST, adopt=True))
     assert (report.outcome, report.failed_step) == ("refused", "drain")
     assert report.cause
@@ -193,8 +193,8 @@ def test_a_systemd_that_refuses_before_the_commit_point_is_the_cause(
     def refuse(_unit: str) -> None:
         raise units.UnitError("systemctl disable: no answer within 60 s")
 
-    with world.entered(monkeypatch):
-        monkeypatch.setattr(units, "disable", refuse)
+    with world.entered(monkeypatch), monkeypatch.context() as patch:
+        patch.setattr(units, "disable", refuse)
         report = transaction.perform(world.folders, REQUEST)
     assert (report.outcome, report.failed_step, world.serving) == ("rolled-back", "commit", {"zero"})
     assert report.cause
