@@ -218,12 +218,13 @@ def read_plan(folders: Folders, release: str) -> Plan:
 def torn_files(folders: Folders, plan: Plan) -> List[str]:
     """The files of a staged release that are gone or not as they were rendered, as after a power cut."""
     folder = folders.release(plan.release)
-    torn = [name for name, wanted in sorted(plan.digests.items()) if _digest(folder / name) != wanted]
+    torn = [name for name, wanted in sorted(plan.digests.items()) if digest(folder / name) != wanted]
     torn += [] if (folder / plan.unit).is_file() or plan.unit in torn else [plan.unit]
     return torn + ([SECRETS_FILE] if set(plan.secret_flags) - set(secrets(folders, plan.release)) else [])
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """SHA-256 of a file; "" if it cannot be read."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import pwd
 from pathlib import Path
 from typing import Dict, Optional, Sequence, Tuple
@@ -22,10 +21,10 @@ def inspect(instances: Sequence[str], users: Sequence[str], health: bool, with_g
     found, error = _gpus() if with_gpus else ((), "")
     wanted = Path("/etc/systemd/system/multi-user.target.wants")
     return HostState(
-        agent=_digest(Path(AGENT_PATH)),
+        agent=host.digest(Path(AGENT_PATH)),
         key=(files.read(Path(KEY_PATH)) or "").strip(),
         users=tuple(user for user in users if _exists(user)),
-        recover_unit=_digest(RECOVER_UNIT),
+        recover_unit=host.digest(RECOVER_UNIT),
         recover_enabled=tuple(i for i in instances if (wanted / f"kernelswap-recover@{i}.service").exists()),
         instances=tuple(_instance(Folders(instance), health) for instance in instances),
         servers=_servers(instances),
@@ -60,15 +59,10 @@ def _instance(folders: Folders, health: bool) -> InstanceState:
 def _files(folder: Path) -> Dict[str, str]:
     """File name -> SHA-256; a secret's hash is not for telling."""
     return {
-        path.name: "" if path.name == "secrets.yaml" else _digest(path) for path in folder.iterdir() if path.is_file()
+        path.name: "" if path.name == "secrets.yaml" else host.digest(path)
+        for path in folder.iterdir()
+        if path.is_file()
     }
-
-
-def _digest(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return ""
 
 
 def _plan(folders: Folders, release: Optional[str]) -> Optional[Plan]:

@@ -593,13 +593,18 @@ class Transaction:
 
     def _ask_gpus(self, cause: Cause) -> Cause:
         """A GPU that failed during the swap is the cause, whatever the server said of it, and is no release's fault."""
-        with contextlib.suppress(OSError, gpus.GpuError):
-            present = gpus.of_host(self.plan)
+        try:
             errors = kernel_log.xids(since=self.journal.started)
-            if found := gpus.failure(present, self.plan, errors):
-                what = f"{found[0]}; {cause.what}"
-                return dataclasses.replace(cause, what=what, todo=found[1], signature="gpu", blame="host")
-        return cause
+            found = gpus.failure(gpus.of_host(self.plan), self.plan, errors)
+        except gpus.GpuError as error:  # it did answer in the preflight
+            found = str(error), "repair the driver, or reboot the host"
+        except OSError:
+            return cause
+        if found is None:
+            return cause
+        failure, todo = found
+        what = cause.what if failure in cause.what else f"{failure}; {cause.what}"
+        return dataclasses.replace(cause, what=what, todo=todo, signature="gpu", blame="host")
 
     def _tell_xids(self) -> None:
         with contextlib.suppress(OSError, gpus.GpuError):

@@ -6,7 +6,7 @@ import subprocess
 import time
 from typing import Iterator, List, Optional, Set, Tuple
 
-from kernelswap.agent import client, containers, files, network, occupants, processes, units
+from kernelswap.agent import client, containers, files, gpus, network, occupants, processes, units
 from kernelswap.agent.client import Client
 from kernelswap.agent.containers import FoundContainer
 from kernelswap.agent.host import Folders, FoundProcess, FoundUnit, ReleaseZero
@@ -68,12 +68,20 @@ def some_runs(folders: Folders, plan: Plan, zero: ReleaseZero) -> bool:
 
 def _missing(folders: Folders, plan: Plan, zero: ReleaseZero) -> List[int]:
     """Which adopted processes run neither in the unit that we made for them, nor started again by others."""
-    again = {head.argv for head in occupants.find(folders, plan).strays}
+    again = {head.argv for head in _servers(folders, plan).strays}
     return [
         number
         for number, process in enumerate(zero.processes)
         if process.argv not in again and not units.status(_unit_of(folders, number)).running
     ]
+
+
+def _servers(folders: Folders, plan: Plan) -> Occupants:
+    """Who is there. Ports and command lines tell most of it where the GPUs cannot be asked."""
+    try:
+        return occupants.find(folders, plan)
+    except gpus.GpuError:
+        return occupants.find(folders, plan, ())
 
 
 def start(folders: Folders, plan: Plan, zero: ReleaseZero) -> str:
@@ -121,7 +129,7 @@ def wait_healthy(folders: Folders, plan: Plan, zero: ReleaseZero) -> str:
     expected += sum(container.serves for container in zero.containers)
     until = time.monotonic() + plan.timeouts.ready
     while True:
-        heads = [head for head in occupants.find(folders, plan).all if head.is_launcher]
+        heads = [head for head in _servers(folders, plan).all if head.is_launcher]
         if len(heads) >= expected and all(_is_healthy(_published(head, zero.containers)) for head in heads):
             return f"/health of {len(heads)} server(s)"
         if time.monotonic() > until:

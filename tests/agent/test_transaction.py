@@ -12,11 +12,11 @@ import pytest
 from systemd import PORT
 from world import OLD, Scenario, World, before
 
-from kernelswap.agent import files, host, service, transaction, units
+from kernelswap.agent import files, gpus, host, service, transaction, units, zero
 from kernelswap.agent.host import Folders, Journal
 from kernelswap.agent.processes import Process
 from kernelswap.agent.transaction import Transaction
-from kernelswap.protocol import Cause, Plan, Request, StepResult, encode
+from kernelswap.protocol import Cause, Gpu, Plan, Request, StepResult, encode
 
 REQUEST = Request("20261130T023000Z-ab12", "main", "converge", "b-2", "ada@desk")
 PLAN = Plan("main", "b-2", "b", "m", "/usr/bin/python3", (), {}, "root", "/m", "m", "0.0.0.0", 30000)
@@ -199,3 +199,25 @@ def test_a_systemd_that_refuses_before_the_commit_point_is_the_cause(
     assert (report.outcome, report.failed_step, world.serving) == ("rolled-back", "commit", {"zero"})
     assert report.cause
     assert "systemctl disable: no answer within 60 s" in report.cause.what
+
+
+def no_nvml(*_: object) -> tuple[Gpu, ...]:
+    raise gpus.GpuError("NVML gives no answer within 60 s")
+
+
+def test_a_driver_that_hangs_during_the_swap_bars_no_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    swap = Transaction(Folders("main", tmp_path), Journal(REQUEST, time.time(), "boot-1"))
+    swap.plan = dataclasses.replace(PLAN, gpus=("GPU-a",))
+    monkeypatch.setattr(gpus, "read", no_nvml)
+    cause = swap._ask_gpus(Cause("CUDA error", "log:7", "another backend", "cuda", "release"))
+    assert (cause.blame, cause.what) == ("host", "NVML gives no answer within 60 s; CUDA error")
+    assert swap._ask_gpus(cause) == cause, "not told twice"
+
+
+def test_release_zero_is_found_back_without_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = before(tmp_path, Scenario("zero", "b-2", (), hand_written=OLD))
+    plan = dataclasses.replace(PLAN, gpus=("GPU-a",))
+    with world.entered(monkeypatch), monkeypatch.context() as patch:
+        patch.setattr(gpus, "read", no_nvml)
+        there = host.ReleaseZero(units=(host.FoundUnit(OLD, enabled=True),))
+        assert zero.wait_healthy(world.folders, plan, there) == "/health of 1 server(s)"
