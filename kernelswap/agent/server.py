@@ -59,7 +59,8 @@ def wait_ready(plan: Plan, server: Client, started: float, tell: Callable[[str],
         except units.UnitError:
             time.sleep(1)  # systemd is busy with itself, as when it is updated
             status = units.status(plan.unit)
-        if not status.running or status.sub == "auto-restart":
+        # Where only the guard has ended so far, as at a slow boot, systemd tries again.
+        if not status.running or (status.sub == "auto-restart" and status.main_ran):
             raise unit_failure(plan, status, f"the server ended while starting ({status.active}, {status.result})")
         waiting_for = _not_ready(plan, server, started, patience=deadline - time.monotonic())
         if not waiting_for:

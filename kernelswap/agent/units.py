@@ -25,7 +25,7 @@ class UnitError(Exception):
 class UnitStatus:
     """A unit as systemd sees it. active: active, activating, inactive, failed, ...; since: epoch seconds.
 
-    overrides: drop-in files of other people that change the unit.
+    main_ran: the main process has run since the boot. overrides: drop-in files of other people that change the unit.
     """
 
     active: str
@@ -37,6 +37,7 @@ class UnitStatus:
     result: str
     since: Optional[float]
     overrides: Tuple[str, ...] = ()
+    main_ran: bool = True
 
     @property
     def running(self) -> bool:
@@ -45,7 +46,7 @@ class UnitStatus:
 
 _PROPERTIES = (
     "ActiveState,SubState,MainPID,FragmentPath,UnitFileState,InvocationID,Result,DropInPaths,"
-    "ActiveEnterTimestampMonotonic,InactiveEnterTimestampMonotonic"
+    "ActiveEnterTimestampMonotonic,InactiveEnterTimestampMonotonic,ExecMainStartTimestampMonotonic"
 )
 
 
@@ -75,6 +76,7 @@ def _parse(text: str) -> UnitStatus:
         result=values["Result"],
         since=time.time() - time.monotonic() + since / 1e6 if since else None,
         overrides=tuple(path for path in values["DropInPaths"].split() if OURS not in path),
+        main_ran=values["ExecMainStartTimestampMonotonic"] not in ("", "0"),
     )
 
 

@@ -110,13 +110,16 @@ def _start_process(folders: Folders, number: int, process: FoundProcess) -> None
     files.write(variables, "".join(f'{key}="{value}"\n' for key, value in quoted.items()), mode=0o600)
     command = ["systemd-run", "--quiet", "--collect", f"--unit={name}", f"--uid={process.uid}", f"--gid={process.gid}"]
     command += [f"--working-directory={process.folder}", f"--property=EnvironmentFile={variables}"]
+    command += ["--property=Type=exec"]  # so that it has read its environment when the command returns
     # systemd expands $ in the words of a command; a doubled one stays as it is.
     command += ["--", *(word.replace("$", "$$") for word in process.argv)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    finally:
+        files.remove(variables)
     if done.returncode:
-        raise Failed(
-            Cause(f"cannot start it again: {done.stderr.strip()}", str(variables), "start it by hand", "adopted")
-        )
+        where = f"journalctl -u {name}"
+        raise Failed(Cause(f"cannot start it again: {done.stderr.strip()}", where, "start it by hand", "adopted"))
 
 
 def _unit_of(folders: Folders, number: int) -> str:

@@ -115,5 +115,6 @@ class Systemd:
                 "DropInPaths": "",
                 "ActiveEnterTimestampMonotonic": 1,
                 "InactiveEnterTimestampMonotonic": 1,
+                "ExecMainStartTimestampMonotonic": 1,
             }.items()
         )
