@@ -67,8 +67,8 @@ def test_a_running_agent_does_not_mind_that_its_file_is_replaced(new: bytes, tmp
         runpy.run_path({str(path)!r}, run_name="check")
         open({str(path)!r} + ".new", "wb").write({new!r})
         os.replace({str(path)!r} + ".new", {str(path)!r})
-        from kernelswap.agent import causes, gpus, knowledge
-        print(len(causes.load().signatures), gpus.read.__name__)
+        from kernelswap.agent import gpus, knowledge, signatures
+        print(len(signatures.load().signatures), gpus.read.__name__)
         names = [name for name in {sorted(p.name for p in (bundle.PACKAGE / "knowledge").glob("*.json"))!r}]
         print([bool(json.loads(knowledge.read(name))) for name in names])
         from kernelswap.agent import __main__

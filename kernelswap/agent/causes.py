@@ -6,15 +6,14 @@ What else looks like an error counts until the server goes on. Lines that only f
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, Dict, Iterable, List, Optional, Pattern, Sequence, Set, Tuple
+from typing import Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
-from kernelswap.agent import knowledge, logs
+from kernelswap.agent import logs
 from kernelswap.agent.logs import Line
 from kernelswap.agent.redaction import redact
+from kernelswap.agent.signatures import Signature, Table
 from kernelswap.protocol import Cause
 
 QUOTE = 300  # characters of the log that a cause quotes
@@ -23,84 +22,6 @@ MOST = 1000  # failures that are looked at; the earliest wins
 REACH = 500  # lines within which a traceback must come to its exception
 
 
-@dataclass(frozen=True)
-class Signature:
-    """One known failure: a pattern over one log line and what it means. source: where it was reported.
-
-    retry: the same release may work on a second try as it is. alone: a line that matches this says it all, wherever it
-    stands; otherwise the pattern counts in an exception. weak: often follows from another failure, which then wins.
-    fatal: the server will not come up even if it does not exit. memory: whether `more` or `less` of it for the static
-    pool is the advice.
-    """
-
-    id: str
-    pattern: Pattern[str]
-    todo: str
-    blame: str
-    source: str
-    retry: bool = False
-    alone: Optional[Pattern[str]] = None
-    weak: bool = False
-    fatal: bool = False
-    memory: str = ""
-
-
-@dataclass(frozen=True)
-class Table:
-    """All that we know of SGLang's log. Earlier signatures win over later ones within one failure.
-
-    secondary: what only follows from an earlier error. died: so does this, and the server has died. innocent: what is
-    no failure. handled: what introduces a traceback that the server survives. uncaught: what introduces, or begins,
-    one that it does not. For speed: worth_reading: words of which a line that matters has at least one; boring: words
-    of the lines that a healthy server writes by the million.
-    """
-
-    signatures: Tuple[Signature, ...]
-    squeeze: Signature
-    alone: Pattern[str]
-    progress: Tuple[Pattern[str], ...]
-    start: Pattern[str]
-    stop: Pattern[str]
-    ready: Pattern[str]
-    alive: Pattern[str]
-    secondary: Pattern[str]
-    died: Pattern[str]
-    innocent: Pattern[str]
-    handled: Pattern[str]
-    uncaught: Pattern[str]
-    worth_reading: Tuple[str, ...]
-    boring: Tuple[str, ...]
-
-    def signature(self, name: str) -> Optional[Signature]:
-        return next((row for row in (*self.signatures, self.squeeze) if row.id == name), None)
-
-    def is_fatal(self, name: str) -> bool:
-        row = self.signature(name)
-        return row is not None and row.fatal
-
-
-@cache
-def load() -> Table:
-    """The table of knowledge/crash_signatures.json."""
-    data = json.loads(knowledge.read("crash_signatures.json"))
-    rows = [_signature(row) for row in (*data["signatures"], data["squeeze"])]
-    fields: Dict[str, Any] = {name: _one_of(row["pattern"] for row in data[name]) for name in _PATTERNS}
-    fields.update({name: tuple(data[name]) for name in ("worth_reading", "boring")})
-    alone = _one_of(row.alone.pattern for row in rows if row.alone)
-    progress = tuple(re.compile(row["pattern"]) for row in data["progress"])
-    return Table(tuple(rows[:-1]), rows[-1], alone, progress, **fields)
-
-
-def _one_of(patterns: Iterable[str]) -> Pattern[str]:
-    return re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
-
-
-def _signature(row: Dict[str, Any]) -> Signature:
-    alone = row["pattern"] if row.get("alone") is True else row.get("alone")
-    return Signature(**{**row, "pattern": re.compile(row["pattern"]), "alone": re.compile(alone) if alone else None})
-
-
-_PATTERNS = ("start", "stop", "ready", "alive", "secondary", "died", "innocent", "handled", "uncaught")
 _TRACEBACK = "Traceback (most recent call last)"
 _CHAINED = re.compile(r"(?:During handling of|The) (?:the )?above exception")
 # An exception where one is due, and one that stands alone.
@@ -108,6 +29,8 @@ _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*|\w*error)(?::(?:\s|$)|$
 _LONE = re.compile(
     r"(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*)?(?:Error|Exception|OutOfResources|Timeout|KeyboardInterrupt)(?::(?:\s|$)|$)"
 )
+_CODE = re.compile(r"File \".*\", line \d+|raise |assert ")  # also of a traceback that has lost its indents
+_MUTE = re.compile(r"[\w.]+")  # an exception without a message
 _QUIET = ("DEBUG", "INFO", "WARNING", "WARN")
 
 
@@ -115,8 +38,8 @@ _QUIET = ("DEBUG", "INFO", "WARNING", "WARN")
 class _Failure:
     """One failure as the log tells it: the exceptions of a chain, root first, with their messages.
 
-    waiting: its next exception has not been read yet. depth: how much more than a guess it is: 2 an exception,
-    1 a line of its own that matches a signature, 0 a line that only says ERROR.
+    waiting: its next exception has not been read yet. depth: how much more than a guess it is: 2 an exception, 1 a line
+    of its own that matches a signature, 0 a line that only says ERROR. code: what the traceback shows.
     """
 
     certain: bool = False
@@ -127,10 +50,14 @@ class _Failure:
     begin: Tuple[int, str] = (0, "")
     exceptions: List[Tuple[int, str]] = field(default_factory=list)
     lines: List[Tuple[int, str]] = field(default_factory=list)
+    code: List[str] = field(default_factory=list)
 
     def add(self, line: Line, exception: bool) -> None:
+        text = line.text.strip()
+        if exception and _MUTE.fullmatch(text) and self.code:
+            text = f"{text} ({self.code[-1]})"
         if len(self.lines) < BODY or exception:
-            self.lines.append((line.number, line.text.strip()))
+            self.lines.append((line.number, text))
         if exception:
             self.exceptions.append(self.lines[-1])
             self.waiting = self.chained = False
@@ -209,8 +136,10 @@ class _Story:
         elif _CHAINED.match(text):
             if current:
                 current.chained = True
-        elif current and current.waiting and (_indented(line) or _EXCEPTION.match(text)):
-            self._in_traceback(line, text, current)
+        elif current and current.waiting and _EXCEPTION.match(text) and not _indented(line):
+            current.add(line, exception=True)
+        elif current and current.waiting and (_indented(line) or _CODE.match(text)):
+            self._code(text, current)
         elif current and not line.logged and not _LONE.match(line.text):
             current.add(line, exception=False)
         elif line.level not in _QUIET:
@@ -236,18 +165,17 @@ class _Story:
         # Its next lines may come with the same prefix, or bare.
         self.open[key] = self.open[line.source, ""] = failure
 
-    def _in_traceback(self, line: Line, text: str, failure: _Failure) -> None:
-        if _indented(line):
-            if self.table.uncaught.search(text):
-                failure.certain, failure.handled = True, False
-        elif _EXCEPTION.match(text):
-            failure.add(line, exception=True)
+    def _code(self, text: str, failure: _Failure) -> None:
+        if text.strip("^~ ") and len(failure.code) < REACH:
+            failure.code.append(text)
+        if self.table.uncaught.search(text):
+            failure.certain, failure.handled = True, False
 
     def _single(self, line: Line, text: str, key: Tuple[str, str], current: Optional[_Failure]) -> None:
         """A line outside a traceback, or the exception of one that was mixed with another's."""
         if self.unsure and self.table.alive.search(text):
             self.alive()
-        elif len(self.failures) >= MOST:
+        elif len(self.failures) >= MOST or _CODE.match(text):
             return
         elif _LONE.match(text) and not _indented(line):
             waiting = next((f for f in reversed(self.failures) if f.waiting), None)
@@ -257,7 +185,7 @@ class _Story:
             else:
                 certain = line.rank.startswith("rank") or bool(current and current.certain and not line.logged)
                 self.open[key] = self._append(line, certain)
-        elif any(row.pattern.search(text) for row in self.table.signatures):
+        elif any(row.pattern.search(text) for row in self.table.signatures if not row.within):
             self._append(line, certain=False, depth=1)
         elif line.level in ("ERROR", "CRITICAL", "FATAL"):
             self._append(line, certain=False, depth=0)
@@ -297,12 +225,13 @@ class _Story:
         return bool(self.table.secondary.search(text) or self.table.died.search(text))
 
     def _judge(self, failure: _Failure) -> _Verdict:
-        own = [line for line in failure.lines if not self._follows(line[1])]
+        lines = failure.lines or [failure.begin]
+        own = [line for line in lines if not self._follows(line[1])]
         known = [
             (index, number, text, row)
-            for number, text in failure.lines
+            for number, text in lines
             for index, row in enumerate(self.table.signatures)
-            if row.pattern.search(text) and (row.alone or (number, text) in own)
+            if row.pattern.search(text) and (row.alone or (number, text) in own) and _is_within(failure, row)
         ]
         root = next((exception for exception in failure.exceptions if exception in own), None)
         if len(failure.exceptions) > 1 and all(row.weak for *_, row in known):
@@ -312,6 +241,10 @@ class _Story:
             return _Verdict(number, text, row, int(row.weak), failure.certain, failure.depth)
         number, text = root or next(iter(failure.exceptions), failure.begin)
         return _Verdict(number, text, None, 0 if root else 2, failure.certain, failure.depth)
+
+
+def _is_within(failure: _Failure, row: Signature) -> bool:
+    return row.within is None or any(row.within.search(code) for code in failure.code)
 
 
 def _worth_reading(raw: str, table: Table) -> bool:
@@ -347,15 +280,23 @@ def find(lines: Iterable[str], table: Table, where: str) -> Optional[Cause]:
     found = story.best()
     if found is None:
         return None
-    what = redact(found.text)
-    what = what if len(what) <= QUOTE else what[: QUOTE - 3] + "..."
     row = found.signature
+    what = _quote(found.text, row)
     if row is None:
         todo = f"this failure is not in the table of known ones: read the log from line {found.number} on"
         return Cause(what, where, todo, blame="release", line=found.number)
     if row.memory and story.memory | {row.memory} >= {"more", "less"}:
         row = table.squeeze
     return Cause(what, where, row.todo, row.id, row.blame, row.retry, found.number)
+
+
+def _quote(text: str, row: Optional[Signature]) -> str:
+    """The text without secrets, of a long one the part that was recognised."""
+    what = redact(text)
+    match = row.pattern.search(what) if row else None
+    if match and match.end() > QUOTE:
+        what = f"...{what[match.start() :]}"
+    return what if len(what) <= QUOTE else what[: QUOTE - 3] + "..."
 
 
 class Watch:

@@ -25,7 +25,10 @@ def known() -> Dict[str, Any]:
 
 def is_server(argv: Sequence[str], exe: str = "") -> bool:
     """Whether it is the main process of an SGLang server, or a wrapper that runs nothing else."""
-    return bool(re.match(known()["servers"]["pattern"], command(*_unwrapped(list(argv), exe))))
+    servers = known()["servers"]
+    return not set(servers["questions"]) & set(argv) and bool(
+        re.match(servers["pattern"], command(*_unwrapped(list(argv), exe)))
+    )
 
 
 def is_worker(argv: Sequence[str], comm: str = "") -> bool:

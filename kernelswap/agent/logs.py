@@ -27,30 +27,46 @@ class Line:
 
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
+_LEVELS = "DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL"
 _DATE = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?"
-_JOURNAL = re.compile(
-    r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|\d{9,}\.\d+"
-    rf"|(?:[A-Z][a-z]{{2}} )?{_DATE}(?: ?[+-]\d\d:?\d\d|Z| [A-Z]{{3,5}})?)"
-    r" [\w.-]+ ([^\s\[\]:]+\[\d+\]|kernel|systemd): ?(.*)"
+_CTIME = r"[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}"
+# What writes a program's lines down again, each in its own way; one may stand in another.
+_WRAPPINGS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        # the journal, syslog
+        r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|\d{9,}\.\d+"
+        rf"|(?:[A-Z][a-z]{{2}} )?{_DATE}(?: ?[+-]\d\d:?\d\d|Z| [A-Z]{{3,5}})?)"
+        r" [\w.-]+ (?P<source>[^\s\[\]:]+\[\d+\]|kernel|systemd): ?(?P<text>.*)",
+        # dmesg
+        rf"(?:<\d+>)?(?P<source>)\[(?:{_CTIME}|[ \d]{{5,}}\.\d{{6}})\] ?(?P<text>.*)",
+        # Kubernetes, docker logs -t, CI; Google's and Kibana's exports
+        rf"(?P<source>)(?:[A-Z]+ )?{_DATE}(?:Z|[+-]\d\d:\d\d) (?:(?:stdout|stderr) [FP] )?(?P<text>.*)",
+        r"(?P<source>)[A-Z][a-z]{2} \d+, \d{4} @ \d\d:\d\d:\d\d\.\d+ +(?P<text>.*)",
+        # docker compose, kubectl --prefix
+        rf"(?P<source>(?!(?:{_LEVELS}) )[A-Za-z][\w.-]*) +\| ?(?P<text>.*)",
+        r"(?P<source>\[pod/[^\]]+\]) (?P<text>.*)",
+        # Ray, mpirun, srun --label
+        r"(?P<source>\((?:[\w.:]+ )?(?:rank=\d+ )?pid=\d+[^)]*\)) ?"
+        r"(?P<text>.*?)(?: \[repeated \d+x across cluster\])?$",
+        rf"(?:{_CTIME})?(?P<source>\[\d+,\d+\])<std(?:out|err)>: ?(?P<text>.*)",
+        r"(?P<source>\d+): (?P<text>.*)",
+        # a program that starts SGLang and logs each of its lines again, at a level of its own
+        rf"(?P<source>){_DATE} - (?:[\w.]+ - )?(?:INFO|DEBUG) - (?P<text>(?:\[{_DATE}|(?:ERROR|WARNING) ).*)",
+        rf"(?P<source>){_DATE} \| [A-Z]+ \| std(?:out|err) \| ?(?P<text>.*)",
+        # a quotation
+        r"(?P<source>)> (?P<text>.*)",
+    )
 )
-_CONTAINER = re.compile(
-    rf"({_DATE}(?:Z|[+-]\d\d:\d\d)) (?:(?:stdout|stderr) [FP] )?(.*)|([A-Za-z][\w.-]*) +\| ?(.*)|(\[pod/[^\]]+\]) (.*)"
-)
-_RAY = re.compile(r"(?:(\((?:[\w.:]+ )?(?:rank=\d+ )?pid=\d+[^)]*\)) ?)+(.*)")
-_DMESG = re.compile(
-    r"(?:<\d+>)?\[(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}|[ \d]{5,}\.\d{6})\] ?(.*)"
-)
-_LOGGED = re.compile(rf"\[(?:{_DATE}|\d\d:\d\d:\d\d)([^\]]*)\] ?(.*)")
+_LOGGED = re.compile(rf"\[(?:{_DATE}|(?:\d\d-\d\d )?\d\d:\d\d:\d\d)([^\]]*)\] ?(.*)")
 _RANK = re.compile(r"\[(rank\d+)\]: ?(.*)")
 _LEVEL = re.compile(
-    rf"(?:{_DATE} ?(?:-|\|)? ?)?(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)(?::\s+|\s+(?:- )?|\s*\|\s*)"
+    rf"(?:{_DATE} ?(?:-|\|)? ?)?({_LEVELS})(?::\s+|\s*\|\s*|\s+(?:- )?)"
     r"(?:\d\d-\d\d \d\d:\d\d:\d\d )?(?:\[[\w./]+:\d+\] ?)?(.*)"
 )
 _NAMED_LEVEL = re.compile(rf"{_DATE} - (?:[\w.]+ - )?(DEBUG|INFO|WARNING|ERROR|CRITICAL) - (.*)")
 _GLOG = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ \S+:\d+\] ?(.*)")
 _GLOG_LEVELS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "FATAL"}
-# A program that starts SGLang and logs each of its lines again, at a level of its own.
-_RELOGGED = re.compile(rf"^{_DATE} - (?:[\w.]+ - )?(?:INFO|DEBUG) - (?=\[{_DATE}|(?:ERROR|WARNING) )")
 _WARNING = re.compile(r"\S+\.py:\d+: \w*Warning: ")
 # Where a second log line begins in the middle of one: after a progress bar, or when two processes wrote at once.
 _GLUED = re.compile(rf"(?<=[^\s])(?=\[{_DATE}[^\]]*\] )|(?<=it/s\])(?=Traceback )|(?<=s/it\])(?=Traceback )")
@@ -102,20 +118,8 @@ def _from_json(raw: str) -> Tuple[str, str]:
 
 
 def _unwrap(number: int, source: str, text: str) -> Line:
-    match = _CONTAINER.match(text)
-    if match and not _JOURNAL.match(text):
-        source = source or match[3] or match[5] or ""
-        text = next(match[group] for group in (2, 4, 6) if match[group] is not None)
-    match = _JOURNAL.match(text)
-    if match:
-        source, text = match[1], match[2]
-    match = _RAY.match(text)
-    if match:
-        source, text = match[1], match[2]
-    match = _DMESG.match(text)
-    if match:
-        source, text = "kernel", match[1]
-    text = _RELOGGED.sub("", text, count=1)
+    while match := next(filter(None, (wrapping.match(text) for wrapping in _WRAPPINGS)), None):
+        source, text = match["source"] or source, match["text"]
     rank, level, logged = "", "", False
     match = _RANK.match(text)
     if match:

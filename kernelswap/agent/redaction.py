@@ -7,36 +7,64 @@ from typing import Sequence
 
 MARK = "[redacted]"
 
+# Repetitions have bounds: a line of any content takes time that grows with its length alone.
 # A name that says that its value is secret. `token` alone counts tokens more often than it names a secret.
 _NAME = (
-    r"[\w.-]*(?:api[_-]?key|passw(?:or)?d|passphrase|secret(?:[_-]?access)?(?:[_-]?key)?|private[_-]?key"
-    r"|(?:auth|access|hf|hub|hugging[_-]?face|session|bearer|refresh|id|github|bot)[_-]?token)"
+    r"[\w.-]{0,40}(?:api[ _-]?key|passw(?:or)?d|passphrase|secret(?:[_-]?access)?(?:[_-]?key)?|private[_-]?key"
+    r"|(?:auth|access|api|hf|hub|hugging[_-]?face|session|bearer|refresh|id|github|gitlab|bot|job)[_-]?token)"
 )
+# None, True, false and "" hold no secret.
+_NOT_EMPTY = r"(?!(?:none|null|true|false)\b|\[redacted|(?:\\*['\"]){2})"
+# Quoted (also inside JSON or repr), a list, a call, a word.
+_VALUE = (
+    r"b?(?:(?P<quote>['\"])(?:\\.|(?!(?P=quote))[^\\\n]){0,4000}(?P=quote)|(?P<escaped>\\+['\"])(?:(?!(?P=escaped)).){0,4000}(?P=escaped)"
+    r"|\[[^\]\n]{0,4000}\]|[\w.]{1,40}\([^)\n]{0,4000}\)|['\"]?[^\s,;)}\]'\"\\]+)"
+)
+_HIDDEN = rf"\g<quote>\g<escaped>{MARK}\g<quote>\g<escaped>"
 _RULES = (
     # A key in PEM, whole.
     (re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(-----END|\Z)", re.DOTALL), rf"\1{MARK}\2"),
-    # Authorization: Bearer X, also inside a dict or JSON.
+    # Authorization: Bearer X, also inside a dict or JSON; Authorization: X; Cookie: a=X; b=X
     (re.compile(r"(?i)\b(bearer|basic)(\s+)(?!token\b|auth)[\w.~+/=-]{6,}"), rf"\1\2{MARK}"),
-    # scheme://user:password@host
-    (re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s:/@'\"]*:)[^\s@/'\"]+@"), rf"\1{MARK}@"),
+    (
+        re.compile(
+            r"(?i)(\bauthorization\\*['\"]?\s*[:=,]\s*(?:b(?=['\"]))?\\*['\"]?(?:token\s+)?)"
+            r"(?!b['\"]|\[redacted|(?:bearer|basic|token)\s)[^\s'\",\\]+"
+        ),
+        rf"\1{MARK}",
+    ),
+    (
+        re.compile(r"(?i)(\b(?:set-)?cookie\\*['\"]?\s*[:,]\s*(?:b(?=['\"]))?\\*['\"]?)(?!\s|\[redacted)[^\r\n'\"\\]+"),
+        rf"\1{MARK}",
+    ),
+    # scheme://user:password@host, https://token@host, curl -u user:password
+    (re.compile(r"(\b[a-z][a-z0-9+.-]{0,15}://[^\s:/@'\"]{0,80}:)[^\s@/'\"]{1,300}@"), rf"\1{MARK}@"),
+    (re.compile(r"(\bhttps?://)[^\s:/@'\"\[]{8,300}@"), rf"\1{MARK}@"),
+    (re.compile(r"(\bcurl\b.{0,300}?\s(?:-u|--user)[\s=]*['\"]?[^\s:'\"]+:)[^\s'\"]+"), rf"\1{MARK}"),
     # ?token=X&sig=X
     (re.compile(r"(?i)([?&](?:token|key|sig|signature|x-amz-[a-z-]+)=)[^\s&'\"]+"), rf"\1{MARK}"),
     # --api-key X, --api-key=X, "--api-key", "X"
     (
         re.compile(
-            rf"(?i)(--(?:{_NAME}|token)(?![\w-])\\?['\"]?(?:\s*[=,]\s*|\s+))(\\?['\"]?)(?!--|\[redacted)[^\s'\",\\]+"
+            rf"(?i)(--(?:{_NAME}|token)(?![\w-])\\*['\"]?(?:\s*[=,]\s*|\s+))"
+            rf"(?!--|(?:is|must|was|and|or)\b){_NOT_EMPTY}{_VALUE}"
         ),
-        rf"\1\2{MARK}",
+        rf"\1{_HIDDEN}",
     ),
-    # api_key='X', "api_key": "X"; None, True and false are no secrets
+    # api_key='X', "api_key": "X", Incorrect API key provided: X
+    (
+        re.compile(rf"(?i)(?<![\w-])({_NAME}(?: provided)?\\*['\"]?\s*(?:=>|[=:])\s*){_NOT_EMPTY}{_VALUE}"),
+        rf"\1{_HIDDEN}",
+    ),
+    # X_TOKEN=X, DB_PASS=X; token='X', "token": "X" where it is too long for a token of a text
     (
         re.compile(
-            rf"(?i)(?<![\w-])((?:{_NAME}|(?<![#\w-])token(?==))\\?['\"]?\s*[=:]\s*)"
-            r"(?!(?:none|null|true|false)\b|\[redacted|\\?['\"]{2})"
-            r"(?:(\\?['\"])(?:(?!\2).)+\2|[^\s,;)}\]'\"\\]+)"
+            rf"(?<![\w-])((?:[A-Z0-9_]{{0,40}}(?:TOKEN|PASS|PWD|SECRET)|credentials?)=)(?!\d+\b){_NOT_EMPTY}{_VALUE}"
         ),
-        rf"\1\2{MARK}\2",
+        rf"\1{_HIDDEN}",
     ),
+    (re.compile(rf"((?<![\w#-])token=)(?!\d+\b){_NOT_EMPTY}{_VALUE}"), rf"\1{_HIDDEN}"),
+    (re.compile(r"((?<![\w#-])token\\*['\"]?\s*:\s*\\*['\"]?)[\w.-]{12,}"), rf"\1{MARK}"),
     # Tokens that are known by their looks.
     (
         re.compile(

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from kernelswap.agent import causes, client, engine, processes, units
+from kernelswap.agent import causes, client, engine, processes, signatures, units
 from kernelswap.agent.client import Client, Unanswered
 from kernelswap.protocol import Answer, Cause, Plan, Throughput
 
@@ -33,7 +33,7 @@ HOST_RESULTS = ("oom-kill", "timeout", "resources", "start-limit-hit")
 def unit_failure(plan: Plan, status: units.UnitStatus, what: str) -> Failed:
     """A failure of the unit, with the first real error of its log as the cause."""
     where = _log_of(plan, status)
-    cause = causes.find(units.log(status.invocation), causes.load(), where)
+    cause = causes.find(units.log(status.invocation), signatures.load(), where)
     blame = "host" if status.result in HOST_RESULTS else "release"
     return Failed(cause or Cause(what, where, "read the log; it holds no error that is known", blame=blame))
 
@@ -68,7 +68,7 @@ def wait_ready(plan: Plan, server: Client, started: float, tell: Callable[[str],
         now = time.monotonic()
         if now - told >= 15:
             lines = units.log(status.invocation)
-            watch = watch or causes.Watch(causes.load(), _log_of(plan, status))
+            watch = watch or causes.Watch(signatures.load(), _log_of(plan, status))
             if watch.advanced(lines):
                 deadline = now + plan.timeouts.ready
             if watch.doom:

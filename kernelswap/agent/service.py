@@ -8,7 +8,7 @@ import time
 from typing import Optional
 
 from kernelswap import verdict
-from kernelswap.agent import causes, events, files, host, processes, transaction, units
+from kernelswap.agent import events, files, host, processes, signatures, transaction, units
 from kernelswap.agent.events import Events
 from kernelswap.agent.host import Folders
 from kernelswap.protocol import AGENT_PATH, Report, Request, Running, decode, encode
@@ -149,7 +149,7 @@ def _say(line: str) -> None:
 def run(instance: str, swap_id: str) -> None:
     """What the transient service does: close an open story first, then carry out the request."""
     folders = Folders(instance)
-    causes.load()  # now: our own file may be replaced while we run
+    signatures.load()  # now: our own file may be replaced while we run
     story = Events(folders.evidence(swap_id) / "events.jsonl")
     with files.lock(folders.lock, waiting=lambda pid: story.emit("waiting", "progress", f"for {who_holds(pid)}")):
         _tidy(folders)
@@ -167,7 +167,7 @@ def run(instance: str, swap_id: str) -> None:
 
 def recover(instance: str) -> None:
     """What the recover unit does after a reboot."""
-    causes.load()
+    signatures.load()
     folders = Folders(instance)
     with files.lock(folders.lock, waiting=lambda pid: _say(f"waiting for {who_holds(pid)}")):
         _tidy(folders)

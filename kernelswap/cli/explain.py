@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import click
 
-from kernelswap.agent import causes, logs
+from kernelswap.agent import causes, logs, signatures
 from kernelswap.protocol import Cause
 
 
@@ -25,7 +25,7 @@ def command(file: BinaryIO, as_json: bool) -> None:
     """
     where = getattr(file, "name", "<stdin>")
     try:
-        cause = causes.find(logs.read(file), causes.load(), where)
+        cause = causes.find(logs.read(file), signatures.load(), where)
     except OSError as error:
         raise click.UsageError(f"{where}: cannot be read: {error.strerror}") from None
     if as_json:
@@ -50,5 +50,5 @@ def describe(cause: Cause) -> str:
 
 def source(cause: Cause) -> str:
     """Where the failure was reported before."""
-    row = causes.load().signature(cause.signature)
+    row = signatures.load().signature(cause.signature)
     return row.source if row else ""

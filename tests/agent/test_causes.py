@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelswap.agent import causes, logs
+from kernelswap.agent import causes, logs, signatures
 
 LOGS = sorted((Path(__file__).parent / "logs").glob("*.log"))
 LINES = [line.split(" | ", 1) for line in (Path(__file__).parent / "logs/lines.txt").read_text().splitlines()]
@@ -16,7 +16,7 @@ LINES = [line.split(" | ", 1) for line in (Path(__file__).parent / "logs/lines.t
 def test_cause_of_a_log(path: Path) -> None:
     with path.open("rb") as file:
         signature, _, what = file.readline().decode().strip("# \n").partition(" | ")
-        cause = causes.find(logs.read(file), causes.load(), "here")
+        cause = causes.find(logs.read(file), signatures.load(), "here")
     if signature == "none":
         assert cause is None
     else:
@@ -29,7 +29,7 @@ def test_cause_of_a_line(signature: str, line: str) -> None:
     """Where no whole log is kept: the line as the last of a scheduler's traceback, or for what it is."""
     header = "[2026-11-30 02:30:45 TP1] Scheduler hit an exception: Traceback (most recent call last):"
     for text in ([header, '  File "x.py", line 1, in f', line], [f"Nov 30 02:30:00 gpu1 python3[7]: {line}"]):
-        cause = causes.find(text, causes.load(), "here")
+        cause = causes.find(text, signatures.load(), "here")
         assert cause is not None
         assert (cause.signature, cause.what) == (signature, line)
 
@@ -37,7 +37,7 @@ def test_cause_of_a_line(signature: str, line: str) -> None:
 def test_every_signature_is_tried() -> None:
     tried = {signature for signature, _ in LINES}
     tried |= {path.open("rb").readline().decode().strip("# \n").partition(" | ")[0] for path in LOGS}
-    assert {row.id for row in causes.load().signatures} <= tried
+    assert {row.id for row in signatures.load().signatures} <= tried
 
 
 def test_there_are_logs_of_every_kind() -> None:
@@ -48,7 +48,7 @@ def test_there_are_logs_of_every_kind() -> None:
 
 
 def test_every_signature_names_its_source_and_way_out() -> None:
-    table = causes.load()
+    table = signatures.load()
     for row in table.signatures:
         assert row.source
         assert row.todo
@@ -60,10 +60,10 @@ def test_every_signature_names_its_source_and_way_out() -> None:
 
 def test_a_cause_says_where_it_stands_and_whether_to_try_again() -> None:
     lines = ["\n", "Traceback (most recent call last):\n", "FileExistsError: [Errno 17] File exists: '/x/tmp'\n"]
-    cause = causes.find(lines, causes.load(), "server.log")
+    cause = causes.find(lines, signatures.load(), "server.log")
     assert cause is not None
     assert (cause.where, cause.line, cause.retry, cause.blame) == ("server.log", 3, True, "host")
-    unknown = causes.find(["flux.CapacitorError: 1.21 gigawatts"], causes.load(), "server.log")
+    unknown = causes.find(["flux.CapacitorError: 1.21 gigawatts"], signatures.load(), "server.log")
     assert unknown is not None
     assert (unknown.signature, unknown.line) == ("unknown", 1)
     assert "from line 1 on" in unknown.todo
@@ -71,13 +71,13 @@ def test_a_cause_says_where_it_stands_and_whether_to_try_again() -> None:
 
 def test_line_numbers_and_addresses_do_not_matter() -> None:
     text = "RuntimeError: Error in function 'TllmGenFmhaRunner' at {}/fmhaRunner.cuh:{}: Unsupported architecture"
-    found = [causes.find([text.format(*place)], causes.load(), "") for place in (("/a", 30), ("/workspace/b", 371))]
+    found = [causes.find([text.format(*place)], signatures.load(), "") for place in (("/a", 30), ("/workspace/b", 371))]
     assert [cause.signature for cause in found if cause] == ["trtllm-arch", "trtllm-arch"]
 
 
 def test_a_long_quiet_log_is_not_kept_in_memory() -> None:
     """100 MB of it would be; what the story holds is a handful of failures."""
-    story = causes._Story(causes.load())
+    story = causes._Story(signatures.load())
     handled = ["Traceback (most recent call last):", '  File "x.py", line 1, in f', "ValueError: once more"]
     alive = '[2026-11-30 02:30:00] INFO:     127.0.0.1:1 - "POST /generate HTTP/1.1" 200 OK'
     for number, raw in enumerate([*handled, alive] * 5000, 1):
@@ -114,7 +114,7 @@ def test_a_long_quiet_log_is_not_kept_in_memory() -> None:
     ],
 )
 def test_only_a_line_that_advances_is_progress(before: list[str], after: list[str], advances: bool) -> None:
-    watch = causes.Watch(causes.load(), "")
+    watch = causes.Watch(signatures.load(), "")
     watch.advanced(before)
     assert watch.advanced([*before, *after]) is advances
     assert watch.doom is None
@@ -122,7 +122,7 @@ def test_only_a_line_that_advances_is_progress(before: list[str], after: list[st
 
 def test_an_error_that_no_server_survives_dooms_a_start_that_stands_still() -> None:
     error = ["Traceback (most recent call last):", "FileNotFoundError: [Errno 2] No such file or directory: 'ninja'"]
-    watch = causes.Watch(causes.load(), "here")
+    watch = causes.Watch(signatures.load(), "here")
     assert watch.advanced(["Load weight begin."])
     looks = [watch.advanced(["Load weight begin.", *error]), watch.doom]
     assert looks == [False, None]
@@ -133,7 +133,7 @@ def test_an_error_that_no_server_survives_dooms_a_start_that_stands_still() -> N
 
 def test_an_error_after_which_the_start_goes_on_dooms_nothing() -> None:
     log = ["Traceback (most recent call last):", "torch.OutOfMemoryError: CUDA out of memory."]
-    watch = causes.Watch(causes.load(), "here")
+    watch = causes.Watch(signatures.load(), "here")
     for step in ("Load weight begin.", "Load weight end."):
         watch.advanced(log)
         log = [*log, step]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from kernelswap.agent.redaction import redact
@@ -32,6 +34,27 @@ from kernelswap.agent.redaction import redact
             "-----BEGIN PRIVATE KEY-----\nMIIE\n-----END",
             "-----BEGIN PRIVATE KEY-----[redacted]-----END",
         ),
+        ('--api-key "S3cr3t with spaces" --tp 8', '--api-key "[redacted]" --tp 8'),
+        ("api_key='S3cr3t\\'s end', tp=8", "api_key='[redacted]', tp=8"),
+        ('{"api_key":"S3cr3t\\"end"}', '{"api_key":"[redacted]"}'),
+        ('{\\\\\\"api_key\\\\\\":\\\\\\"S3cr3t\\\\\\"}', '{\\\\\\"api_key\\\\\\":\\\\\\"[redacted]\\\\\\"}'),
+        ("api_key=['S3cr3t', 'S3cr3t2'], tp=8", "api_key=[redacted], tp=8"),
+        ("api_key=SecretStr('S3cr3t'), tp=8", "api_key=[redacted], tp=8"),
+        ("ssl_keyfile='/k', ssl_keyfile_password='S3cr3t'", "ssl_keyfile='/k', ssl_keyfile_password='[redacted]'"),
+        (
+            "CI_JOB_TOKEN=S3cr3t DB_PASS=S3cr3t MYSQL_PWD=S3cr3t",
+            "CI_JOB_TOKEN=[redacted] DB_PASS=[redacted] MYSQL_PWD=[redacted]",
+        ),
+        ("{'token': 'S3cr3tS3cr3t', 'n': 1}", "{'token': '[redacted]', 'n': 1}"),
+        ("https://S3cr3tS3cr3t@host/x.git", "https://[redacted]@host/x.git"),
+        (
+            "curl -H 'Authorization: S3cr3t' -u ann:S3cr3t http://x",
+            "curl -H 'Authorization: [redacted]' -u ann:[redacted] http://x",
+        ),
+        ("authorization: Token S3cr3t", "authorization: Token [redacted]"),
+        ("(b'authorization', b'Bearer S3cr3t')", "(b'authorization', b'Bearer [redacted]')"),
+        ("Set-Cookie: sid=S3cr3t; Path=/", "Set-Cookie: [redacted]"),
+        ("Incorrect API key provided: S3cr3t.", "Incorrect API key provided: [redacted]"),
         ("twice my-own-key my-own-key", "twice [redacted] [redacted]"),
     ],
 )
@@ -50,8 +73,26 @@ def test_secrets_are_taken_out(text: str, clean: str) -> None:
         "RuntimeError: CUDA out of memory. Tried to allocate 1.20 GiB.",
         "Failed to determine user credentials: No such process",
         "--api-key --port 30000",
+        "--api-key is required",
+        "api_key='', admin_api_key=None",
+        "max_tokens=5, num_tokens=3, eos_token='</s>', pad_token: '<pad>', 'token': 'Hello'",
+        "{'prompt_tokens': 17, 'completion_tokens': 5}",
+        "self.token_to_kv_pool_allocator.available_size()=3, num_reserved_decode_tokens=512",
+        "Decode batch. #running-req: 1, #token: 66, token usage: 0.00",
+        "SyntaxError: unexpected token: ','",
+        "git@github.com:x/y.git ssl_keyfile='/etc/x.key'",
+        "password authentication failed for user",
+        "docker run -u 1000:1000 x",
         "http://127.0.0.1:30000/v1/chat/completions",
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:
     assert redact(text) == text
+
+
+@pytest.mark.parametrize("part", ["-", "api_", "api_key='\\", "api_key=[", "curl -u ", "http://a", "password "])
+def test_a_line_of_any_content_takes_time_that_grows_with_its_length_alone(part: str) -> None:
+    before = time.monotonic()
+    redact(part * (60_000 // len(part)))
+    redact(f"api_key='{part[-1] * 60_000}")
+    assert time.monotonic() - before < 10
