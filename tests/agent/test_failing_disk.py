@@ -50,6 +50,10 @@ class Mount:
         for path in self.path.glob("fill*"):
             path.unlink()
 
+    def end(self) -> None:
+        while self.path.is_mount():  # with what a test that failed has left on top
+            self.run("umount", "--lazy", str(self.path))
+
     @staticmethod
     def run(*words: str) -> None:
         subprocess.run(words, check=True, capture_output=True)
@@ -64,7 +68,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
         for path in mounts:
             path.mkdir(parents=True)
             Mount.run("mount", "-t", "tmpfs", "-o", "size=4m,nr_inodes=128", "tmpfs", str(path))
-            stack.callback(Mount.run, "umount", "--recursive", "--lazy", str(path))
+            stack.callback(Mount(path).end)
         world = before(root, request.param)
         world.stage(request.param.release)
         files.make_folder(world.folders.state)

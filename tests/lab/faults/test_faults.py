@@ -139,6 +139,16 @@ FAULTS = (
         repair="rm /var/fill",
     ),
     Fault(
+        "the disk fills up during the swap",
+        "cutlass",
+        "rolled-back",
+        "start",
+        ("cannot write the journal: No space left on device", "free the disk"),
+        "committed cutlass-",
+        prepare=at("clean", "dd if=/dev/zero of=/var/fill bs=64k; dd if=/dev/zero of=/var/fill2 bs=1 count=65536"),
+        repair="rm /var/fill*",
+    ),
+    Fault(
         "the port is stolen for a while",
         "cutlass",
         "committed",
