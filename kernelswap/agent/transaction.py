@@ -489,19 +489,11 @@ class Transaction:
     def _step(self, name: str, step: Step, back: bool = False) -> Seen:
         """Write down what comes, do it, and record how long it took and what it saw. Raises Failed."""
         self.journal = dataclasses.replace(self.journal, step=name)
-        try:
-            if back:
-                host.spare(self.folders, self._write_journal)
-            else:
-                self._write_journal()
-        except OSError as error:
-            if not back:  # the way back is gone without a journal too; it can be gone again
-                what, todo = f"cannot write the journal: {error.strerror}", "free the disk, or make it writable"
-                raise Failed(Cause(what, str(self.folders.state), todo)) from None
         shown = self._shown(back)
-        self._say(shown, "begin")
         start = time.monotonic()
         try:
+            self._write_journal(back)
+            self._say(shown, "begin")
             seen = self._guarded(name, step)
         except Failed as failure:
             seconds = round(time.monotonic() - start, 2)
@@ -518,8 +510,17 @@ class Transaction:
     def _shown(self, back: Optional[bool] = None) -> str:
         return f"< {self.journal.step}" if (self.journal.back if back is None else back) else self.journal.step
 
-    def _write_journal(self) -> None:
-        host.write_journal(self.folders, self.journal)
+    def _write_journal(self, back: bool) -> None:
+        """Raises Failed on the way forward; the way back is gone without a journal too, as it can be gone again."""
+        try:
+            if back:
+                host.spare(self.folders, lambda: host.write_journal(self.folders, self.journal))
+            else:
+                host.write_journal(self.folders, self.journal)
+        except OSError as error:
+            if not back:
+                what, todo = f"cannot write the journal: {error.strerror}", "free the disk, or make it writable"
+                raise Failed(Cause(what, str(self.folders.state), todo)) from None
 
     def _record(self, step: StepResult) -> None:
         """For the report, and kept with the next step's journal, so that it outlives us."""

@@ -139,16 +139,6 @@ FAULTS = (
         repair="rm /var/fill",
     ),
     Fault(
-        "the disk fills up during the swap",
-        "cutlass",
-        "rolled-back",
-        "start",
-        ("cannot write the journal: No space left on device", "free the disk"),
-        "committed cutlass-",
-        prepare=at("clean", "dd if=/dev/zero of=/var/fill bs=64k; dd if=/dev/zero of=/var/fill2 bs=1 count=65536"),
-        repair="rm /var/fill*",
-    ),
-    Fault(
         "the port is stolen for a while",
         "cutlass",
         "committed",
@@ -374,6 +364,32 @@ def test_a_barred_release_runs_with_force(
     after = fleet.look(host)
     assert len(after.state["history"]) == len(before.state["history"]) + 1
     assert after.serving == before.serving
+
+
+def test_a_disk_that_fills_up_during_a_swap(
+    fleet: Fleet,
+    hosts: Mapping[str, Host],
+    stories: Mapping[str, Story],
+    record_property: Callable[[str, object], None],
+) -> None:
+    host = hosts["too slow"]
+    before = fleet.look(host)
+    fleet.arm(host, "ready", back=False)
+    process = fleet.start({host.name: Choice("cutlass")})
+    fleet.wait_sprung([host], process, timeout=60)
+    host.run("dd if=/dev/zero of=/var/fill bs=64k; dd if=/dev/zero of=/var/fill2 bs=1 count=65536; true")
+    fleet.release_trap(host)
+    said = process.wait()
+    for words in ("ROLLED BACK", "step smoke", "cannot write the journal: No space left on device", "free the disk"):
+        assert words in said.output
+    full = fleet.look(host)
+    assert full.serving == before.serving
+    assert full.state["history"][-1]["outcome"] == "rolled-back"
+    host.run("rm /var/fill*")
+    assert fleet.deploy({host.name: Choice("cutlass")}).code == 0
+    assert str(fleet.look(host).serving).startswith("cutlass-")
+    end = ("the disk fills up during the swap", "smoke", "rolled-back", full.who_answers(before.state["known_good"]))
+    record_property("fault", end)
 
 
 def test_two_swaps_at_once(fleet: Fleet, hosts: Mapping[str, Host], stories: Mapping[str, Story]) -> None:
