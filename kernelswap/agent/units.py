@@ -114,7 +114,13 @@ def enable(unit: str) -> None:
 
 
 def disable(unit: str) -> None:
-    _systemctl("disable", "--quiet", "--", unit)
+    """Also where we keep it from starting: systemctl ignores a masked unit, and says that all went well."""
+    masked = unmask(unit)
+    try:
+        _systemctl("disable", "--quiet", "--", unit)
+    finally:
+        if masked:
+            mask_until_reboot(unit)
     _sync_links()
 
 
@@ -132,11 +138,14 @@ def mask_until_reboot(unit: str) -> None:
     reload()
 
 
-def unmask(unit: str) -> None:
+def unmask(unit: str) -> bool:
+    """Undo `mask_until_reboot`; whether there was anything to undo."""
     path = Path(OURS) / unit
-    if path.is_symlink():
+    masked = path.is_symlink()
+    if masked:
         path.unlink()
         reload()
+    return masked
 
 
 def activate_candidate(unit_file: Path, settings: Path, text: str) -> None:

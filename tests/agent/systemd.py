@@ -75,11 +75,12 @@ class Systemd:
         elif command == "stop":
             self.running.pop(unit, None)
         elif command == "enable":
+            assert not self._masked(unit), f"{unit} is masked"
             wants.parent.mkdir(exist_ok=True)
             if not wants.is_symlink():
                 wants.symlink_to(f"/etc/systemd/system/{unit}")
         elif command == "disable":
-            if wants.is_symlink():
+            if wants.is_symlink() and not self._masked(unit):  # measured: "is masked, ignoring", and it ends well
                 wants.unlink()
         elif command == "set-property":
             if self._file(unit) is None:
@@ -90,6 +91,11 @@ class Systemd:
         else:
             assert command in ("reset-failed", "--version"), words
         return ""
+
+    def _masked(self, unit: str) -> bool:
+        return any(
+            str(path.readlink()) == "/dev/null" for place in PLACES if (path := self.root / place / unit).is_symlink()
+        )
 
     def _file(self, unit: str) -> Path | None:
         if unit not in self.loaded:

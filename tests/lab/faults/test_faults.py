@@ -190,7 +190,7 @@ FAULTS = (
         "unchanged",
         "new",
         prepare=f"cp {FILES}/beside.service /etc/systemd/system/ && systemctl enable -q --now beside && sleep 1",
-        repair="! systemctl is-enabled -q beside",
+        repair="! test -L /etc/systemd/system/multi-user.target.wants/beside.service",
     ),
     Fault(
         "a stray is started again and again",
