@@ -44,7 +44,7 @@ def _next(report: Report) -> str:
     """What to type once the cause is dealt with, or all the same."""
     command = report.request.command or "the same command again"
     if report.bars and " --force" not in command:
-        return f"with a changed profile: {command}   or as it is: {command} --force"
+        return f"{command}   once the profile is changed; with --force as it is"
     return command
 
 

@@ -24,7 +24,7 @@ def test_a_rollback() -> None:
         "  try: install it; the same release fails again as it is",
         "  see: /e/server.log:6",
         "  evidence: /e",
-        f"  next: with a changed profile: {COMMAND}   or as it is: {COMMAND} --force",
+        f"  next: {COMMAND}   once the profile is changed; with --force as it is",
     ]
 
 

@@ -57,7 +57,7 @@ def test_who_what_why_and_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
         "try: use triton; whether another try helps is not known",
         "see: server.log",
         "evidence: /e/2",
-        "next: with a changed profile: pyinfra x deploy.py or as it is: pyinfra x deploy.py --force",
+        "next: pyinfra x deploy.py once the profile is changed; with --force as it is",
     ]
 
 
