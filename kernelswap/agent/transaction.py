@@ -78,7 +78,7 @@ class Unfinished(Failed):
     """The commit has happened, but not all of it could be written."""
 
 
-COMMIT_WAITS = (1, 3, 10)  # seconds between tries to write what is left to do after the commit point
+COMMIT_WAITS = (0, 1, 3)  # seconds before each try to write what is left to do after the commit point
 
 
 class Transaction:
@@ -314,12 +314,12 @@ class Transaction:
                 todo = "make /etc writable, and see what systemd says"
                 raise Failed(Cause(f"cannot commit {release}: {error}", where, todo, "commit")) from None
         for wait in COMMIT_WAITS:
+            time.sleep(wait)
             try:
                 host.spare(self.folders, self._finish_commit)
                 return Seen(f"{release} is the known-good")
             except (OSError, units.UnitError) as error:
                 fault = str(error)
-                time.sleep(wait)
         todo = "make /etc writable, see what systemd says, and run the same command again"
         raise Unfinished(Cause(fault, str(self.folders.config), todo, "commit"))
 

@@ -22,21 +22,25 @@ def note(plan: Plan, found: Occupants, first: bool) -> ReleaseZero:
     Raises Failed where a container cannot be asked, or a process has ended since.
     """
     foreign = found.foreign_units if plan.end_foreign else {}
-    names = sorted({*found.units, *_own_by_hand(plan, found, first)})
-    served = [FoundUnit(name, units.status(name).enabled) for name in names]
-    others = [
-        FoundUnit(name, units.status(name).enabled, serves=False) for name in sorted(set(foreign) - set(found.units))
-    ]
+    states = units.statuses({plan.unit, *found.units, *foreign})
+    serving = {*found.units, *_own_by_hand(plan, found, first, states[plan.unit].fragment)}
+    others = set(foreign) - set(found.units)
     return ReleaseZero(
-        units=(*served, *others),
+        units=tuple(
+            FoundUnit(name, states[name].enabled, serves=serves)
+            for names, serves in ((serving, True), (others, False))
+            for name in sorted(names)
+        ),
         processes=tuple(_capture(head) for head in found.strays if head.is_launcher and not head.container),
         containers=tuple(_containers(plan, found)),
     )
 
 
-def _own_by_hand(plan: Plan, found: Occupants, first: bool) -> Set[str]:
-    """Our own unit's name where a hand-written unit has it: it lies under /etc until a commit replaces it."""
-    there = units.status(plan.unit).fragment
+def _own_by_hand(plan: Plan, found: Occupants, first: bool, there: str) -> Set[str]:
+    """Our own unit's name where a hand-written unit has it: it lies under /etc until a commit replaces it.
+
+    there: the file of the unit that has the name.
+    """
     return {plan.unit} if first and found.own and there and not there.startswith("/run/") else set()
 
 
@@ -63,7 +67,7 @@ def _capture(process: Process) -> FoundProcess:
 def some_runs(folders: Folders, plan: Plan, zero: ReleaseZero) -> bool:
     """Whether some of it runs: it was not stopped yet, or is back already; then there is no clean host to prove."""
     back = len(zero.processes) - len(_missing(folders, plan, zero))
-    return back > 0 or any(units.status(unit.name).running for unit in zero.units)
+    return back > 0 or any(state.running for state in units.statuses(unit.name for unit in zero.units).values())
 
 
 def _missing(folders: Folders, plan: Plan, zero: ReleaseZero) -> List[int]:

@@ -2,20 +2,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from samples import plan
+
 from kernelswap.agent import clean
 from kernelswap.agent.kernel_log import Xid
-from kernelswap.protocol import Gpu, Plan
+from kernelswap.protocol import Gpu
 
 WEDGED = Gpu(3, "GPU-w", "RTX", "12.0", 97887, 20004, utilization=100, pci="0000:04:00")
 LOST = Gpu(1, error="GPU is lost")
 SOUND = Gpu(0, "GPU-s", "RTX", "12.0", 97887, 4, pci="0000:01:00")
-
-
-def plan(*gpus: str) -> Plan:
-    return Plan(
-        instance="main", release="r", profile="p", model="m", python="/p", argv=(), environment={}, user="u",
-        model_path="/m", served_name="m", address="0.0.0.0", port=30000, gpus=gpus,
-    )  # fmt: skip
 
 
 def test_what_helps_against_a_wedged_gpu_is_in_the_kernel_log() -> None:

@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from samples import plan
 
 from kernelswap.agent import files, gpus
 from kernelswap.agent.gpus import _Said as Said
 from kernelswap.agent.kernel_log import Xid
-from kernelswap.protocol import Gpu, Plan, encode
+from kernelswap.protocol import Gpu, encode
 
 ONE = Gpu(0, "GPU-a", "RTX", "12.0", 97887, 4, pci="0000:01:00")
 TWO = Gpu(1, "GPU-b", "RTX", "12.0", 97887, 90000, pids=(7, 8), pci="0000:02:00")
@@ -184,13 +185,6 @@ def test_pinned_gpus_are_numbered_as_cuda_counts_them_today() -> None:
 
 LOST = Gpu(1, error="GPU is lost")
 FOUR = Gpu(3, "GPU-w", "RTX", "12.0", 97887, 20004, utilization=100, pci="0000:04:00")
-
-
-def plan(*names: str) -> Plan:
-    return Plan(
-        instance="main", release="r", profile="p", model="m", python="/p", argv=(), environment={}, user="u",
-        model_path="/m", served_name="m", address="0.0.0.0", port=30000, gpus=names,
-    )  # fmt: skip
 
 
 def test_a_gpu_that_failed_during_the_swap_is_named_with_what_helps() -> None:

@@ -3,20 +3,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from samples import plan
 from systemd import Systemd
 
 from kernelswap.agent import occupants, units
 from kernelswap.agent.processes import Process
-from kernelswap.protocol import Gpu, Plan
+from kernelswap.protocol import Gpu
 
 LAUNCH = ("python3", "-m", "sglang.launch_server", "--port")
-
-
-def plan(*gpus: str) -> Plan:
-    return Plan(
-        instance="main", release="r", profile="p", model="m", python="/p", argv=(), environment={}, user="u",
-        model_path="/m", served_name="m", address="0.0.0.0", port=30000, gpus=gpus,
-    )  # fmt: skip
 
 
 def table(*rows: Process) -> dict[int, Process]:
