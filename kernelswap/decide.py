@@ -19,7 +19,7 @@ from kernelswap.spec import ServerSpec, needs_pins
 UNSET = "(unset)"
 
 # Fields of a plan that judge the server but are no part of it; all others and the flags make another release.
-LIMITS = ("expose", "memory_margin", "disk_free", "end_foreign", "verify", "timeouts")
+LIMITS = ("expose", "memory_margin", "disk_free", "end_foreign", "engine_version", "requires", "verify", "timeouts")
 NAMES = {"python": "engine", "model_path": "model path", "served_name": "served name", "gpu_count": "GPUs needed"}
 SERVER = ("python", "model", "model_path", "served_name", "address", "port", "gpus", "gpu_count", "schedulers", "user")
 

@@ -73,6 +73,18 @@ def _pattern(value: str) -> str:
     return value
 
 
+def _version(value: str) -> str:
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)*([.+-]?[0-9A-Za-z]+)*", value):
+        raise _fault("is not a version", 'write it as it is installed, in quotes, e.g. "0.5.23"')
+    return value
+
+
+def _architecture(value: str) -> str:
+    if not re.fullmatch(r"sm[1-9][0-9]{1,2}", value):
+        raise _fault("is not a GPU architecture", "write sm and the compute capability without its dot, e.g. sm120")
+    return value
+
+
 def _gpus(value: Any) -> Any:
     if value == "all" or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 1024):
         return value
@@ -133,6 +145,13 @@ class TimeoutsFile(_Strict):
 
 class EngineFile(_Strict):
     python: Annotated[str, AfterValidator(_absolute)] = "/opt/sglang/bin/python"
+    version: Annotated[str, AfterValidator(_version)] | None = None
+
+
+class RequiresFile(_Strict):
+    architecture: list[Annotated[str, AfterValidator(_architecture)]] = []
+    memory: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    driver: Annotated[str, AfterValidator(_version)] | None = None
 
 
 class SecretFile(_Strict):
@@ -146,6 +165,7 @@ class Settings(_Strict):
     flags: dict[str, Any] = {}
     environment: dict[str, Any] = {}
     engine: EngineFile = EngineFile()
+    requires: RequiresFile = RequiresFile()
     expose: Literal["verified", "smoke", "ready"] = "verified"
     verify: VerifyFile = VerifyFile()
     timeouts: TimeoutsFile = TimeoutsFile()
@@ -278,7 +298,7 @@ def _read_folder(folder: Path, faults: list[Fault]) -> dict[str, Document]:
     return documents
 
 
-_MAPS = ("flags", "environment", "engine", "verify", "timeouts", "secrets", "models")
+_MAPS = ("flags", "environment", "engine", "requires", "verify", "timeouts", "secrets", "models")
 
 
 def _tidy(value: dict[str, Any]) -> dict[str, Any]:
@@ -440,6 +460,7 @@ def _keys(schema: type[BaseModel], loc: Loc) -> list[str]:
     """The keys that are allowed at a place of a schema."""
     nested: dict[str, type[BaseModel]] = {
         "engine": EngineFile,
+        "requires": RequiresFile,
         "verify": VerifyFile,
         "timeouts": TimeoutsFile,
         "throughput": ThroughputFile,

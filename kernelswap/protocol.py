@@ -76,6 +76,16 @@ class Timeouts:
 
 
 @dataclass(frozen=True)
+class Requires:
+    """What the hardware of a host must be. architecture: any of these, such as "sm120", of each GPU; empty: any.
+    memory: MiB of each GPU, at least. driver: NVIDIA's version, at least; "" is any."""
+
+    architecture: Tuple[str, ...] = ()
+    memory: int = 0
+    driver: str = ""
+
+
+@dataclass(frozen=True)
 class Plan:
     """All that the agent must know to start, judge and stop one release. Holds no secret.
 
@@ -84,8 +94,9 @@ class Plan:
     preview has the inventory's indices); empty means every GPU of the host. gpu_count: how many it needs; 0 where the
     model declares none.
     flags: the declared SGLang flags as strings, for showing differences. secret_flags: names only. end_foreign: whether
-    what is no SGLang and is on the GPUs or the port may be ended. digests: SHA-256 of the release's other files by
-    name, by which a torn one is known; of none that holds secrets.
+    what is no SGLang and is on the GPUs or the port may be ended. engine_version: of the SGLang that the host must
+    have; "" is any. digests: SHA-256 of the release's other files by name, by which a torn one is known; of none that
+    holds secrets.
     """
 
     instance: str
@@ -109,6 +120,8 @@ class Plan:
     memory_margin: int = 1024
     disk_free: int = 1024
     end_foreign: bool = False
+    engine_version: str = ""
+    requires: Requires = field(default_factory=Requires)
     verify: Verify = field(default_factory=Verify)
     timeouts: Timeouts = field(default_factory=Timeouts)
     digests: Dict[str, str] = field(default_factory=dict)
@@ -116,6 +129,18 @@ class Plan:
     @property
     def unit(self) -> str:
         return unit_name(self.instance)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What the SGLang of a host made of a release's command line: its arguments by name (`moe_runner_backend`), each
+    as JSON, with what every `auto` became. version: SGLang's. served: as /server_info said once it ran, not only as
+    the preflight had foreseen. Holds no secret."""
+
+    release: str
+    version: str
+    values: Dict[str, str]
+    served: bool = False
 
 
 @dataclass(frozen=True)
@@ -196,7 +221,7 @@ class Report:
 
     outcome: `committed`; `rolled-back` (what served before answers again, see docs/reference.md); `down` (loudly: read
     `detail`); `refused` (nothing was touched); `unchanged` (it served already). previous: what served before; serving:
-    the release that answers now, if any.
+    the release that answers now, if any. notes: what stands in no way and is worth knowing, a line each.
     """
 
     request: Request
@@ -209,6 +234,7 @@ class Report:
     detail: str = ""
     evidence: str = ""
     steps: Tuple[StepResult, ...] = ()
+    notes: Tuple[str, ...] = ()
 
     @property
     def failed_step(self) -> str:

@@ -147,6 +147,8 @@ def _release(spec: ServerSpec, name: str, templates: Path) -> Release:
         memory_margin=spec.memory_margin,
         disk_free=spec.disk_free,
         end_foreign=spec.end_foreign,
+        engine_version=spec.engine_version,
+        requires=spec.requires,
         verify=spec.verify,
         timeouts=spec.timeouts,
         digests={file: hashlib.sha256(text.encode()).hexdigest() for file, text in texts.items()},

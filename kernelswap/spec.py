@@ -11,7 +11,7 @@ from kernelswap import flags as spelling
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.flags import FlagValue
 from kernelswap.profile import Layer, Library, Server, VerifyFile, check, nearest
-from kernelswap.protocol import Answer, Gpu, Throughput, Timeouts, Verify
+from kernelswap.protocol import Answer, Gpu, Requires, Throughput, Timeouts, Verify
 from kernelswap.yamlfile import Loc
 
 DEFAULT_INSTANCE = "main"
@@ -50,6 +50,8 @@ class ServerSpec:
     memory_margin: int = 1024
     disk_free: int = 1024
     end_foreign: bool = False
+    engine_version: str = ""
+    requires: Requires = field(default_factory=Requires)
 
 
 @dataclass(frozen=True)
@@ -124,8 +126,8 @@ def host_specs(
 
 
 # A server's keys that no inventory has for another purpose; `user`, `host` and `path` may be the owner's own.
-_SERVER_KEYS = {"flags", "environment", "engine", "expose", "verify", "timeouts", "secrets", "gpus", "port"} | {
-    "served-name", "memory-margin", "disk-free", "end-foreign"
+_SERVER_KEYS = {"flags", "environment", "engine", "requires", "expose", "verify", "timeouts", "secrets", "gpus"} | {
+    "port", "served-name", "memory-margin", "disk-free", "end-foreign"
 }  # fmt: skip
 
 
@@ -285,6 +287,10 @@ def _decide(server: Server, instance: str, model: str, profile: str) -> ServerSp
         memory_margin=int(server.memory_margin),
         disk_free=int(server.disk_free),
         end_foreign=bool(server.end_foreign),
+        engine_version=server.engine.version or "",
+        requires=Requires(
+            tuple(server.requires.architecture), int(server.requires.memory), server.requires.driver or ""
+        ),
     )
 
 

@@ -110,6 +110,10 @@ class Folders:
     def candidate_settings(self) -> Path:
         return self.candidate_unit.with_name(self.unit + ".d")
 
+    def resolved(self, release: str) -> Path:
+        """What SGLang made of a release's command line, see protocol.Resolved."""
+        return self.state / "resolved" / f"{release}.json"
+
     def evidence(self, swap: str) -> Path:
         return self.state / "swaps" / swap
 
