@@ -1,10 +1,13 @@
 """Which backends go with which GPU, quantisation, KV cache and environment; shared by the controller and the agent.
 
-The rules are data: `knowledge/backends.json` and `knowledge/conflicts.json`. A rule holds if all conditions of its `if` do:
+The rules are data: `knowledge/backends.json` and `knowledge/conflicts.json`. A rule holds if all conditions of its
+`if` do:
 
     name: [values]              the value matches one of these (fnmatch patterns; null: not given)
     name: {"not": [values]}     it is given, and matches none of them; "=other" is another flag's value, or 1
     name: {"above": 1}          it is a number above this
+    name: {"not dividing": "other"}     as a number it does not divide another flag's, which is 1 if not given
+    name: {"no multiple of": "other"}   the other way round
     a|b: ...                    it holds for one of several flags
     a>b: ...                    as a; as b if a is not given
 
@@ -108,9 +111,20 @@ def _holds(value: str | None, wanted: Any, known: Mapping[str, str]) -> bool:
         return any(value is None if each is None else value is not None and fnmatchcase(value, each) for each in wanted)
     if value is None:
         return False
-    if "above" in wanted:
-        return value.isdigit() and int(value) > int(wanted["above"])
-    return not any(fnmatchcase(value, known.get(each[1:], "1") if each[0] == "=" else each) for each in wanted["not"])
+    ((relation, operand),) = wanted.items()
+    if relation == "not":
+        return not any(fnmatchcase(value, known.get(each[1:], "1") if each[0] == "=" else each) for each in operand)
+    return _compares(value, relation, str(operand) if relation == "above" else known.get(operand, "1"))
+
+
+def _compares(value: str, relation: str, other: str) -> bool:
+    if not (value.isdigit() and other.isdigit()):
+        return False
+    number, bound = int(value), int(other)
+    if relation == "above":
+        return number > bound
+    dividend, divisor = (bound, number) if relation == "not dividing" else (number, bound)
+    return divisor > 0 and dividend % divisor != 0
 
 
 def _advice(rule: Mapping[str, Any], holders: list[Any], known: Mapping[str, str], flags: Mapping[str, str]) -> Advice:
@@ -118,7 +132,8 @@ def _advice(rule: Mapping[str, Any], holders: list[Any], known: Mapping[str, str
     name = "quantization" if blamed == "quantization of the model" else blamed
     kind = "environment" if name.isupper() and name not in flags else "flags"
     words = {**known, "value": known.get(blamed, ""), "architecture": known.get("architecture", "").upper()}
-    what, todo = (re.sub(r"{([^}]+)}", lambda word: words.get(word[1], word[0]), rule[key]) for key in ("what", "todo"))
+    # A size that is not given is 1.
+    what, todo = (re.sub(r"{([^}]+)}", lambda word: words.get(word[1], "1"), rule[key]) for key in ("what", "todo"))
     return Advice(rule["severity"], (kind, name), what, todo, rule["source"])
 
 
