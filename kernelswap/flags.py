@@ -12,6 +12,9 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
+from kernelswap import sglang
+from kernelswap.sglang import canonical, newest
+
 FlagValue: TypeAlias = "bool | int | float | str | list[FlagValue] | dict[str, FlagValue] | None"
 
 # A fault's place below `flags`, what is wrong, what to do.
@@ -22,7 +25,6 @@ MAX_WORD = 128 * 1024 - 1  # bytes; the kernel refuses a longer argument
 # Flags that Kernelswap writes itself, and the key that sets them.
 OWNED = {
     "model-path": "set `path:` of the model instead",
-    "model": "set `path:` of the model instead",
     "served-model-name": "set `served-name:` of the model instead",
     "host": "set `host:` of the model instead",
     "port": "set `port:` of the model or instance instead",
@@ -34,40 +36,54 @@ OWNED = {
 
 SECRETS = ("api-key", "admin-api-key")
 
-# Not supported yet; host by host such a server would hang, or could not be verified.
+# Not supported, or not yet: such a server would hang, could not be verified, or would not be where it is looked for.
 _GROUPS = "multi-node and prefill/decode groups are not supported yet; serve on one host"
 _HTTP = "Kernelswap verifies a server over plain HTTP; remove the flag"
+_TLS = _HTTP + " and end TLS in a proxy before the server"
+_PORT = "a second listener is neither proved free before a start nor after a stop; remove the flag"
+_GPUS = "Kernelswap frees and checks the GPUs that it gives to a server; choose them with `gpus:`"
+_NEVER = "the server would wait for somebody else before it is ready; remove the flag"
 REFUSED = {
+    "nnodes": _GROUPS,
     "node-rank": _GROUPS,
+    "dist-init-addr": _GROUPS,
+    "disaggregation-mode": _GROUPS,
+    "enable-pd-role-switch": _GROUPS,
+    "encoder-only": _GROUPS,
+    "encoder-urls": _GROUPS,
+    "encoder-register-urls": _GROUPS,
+    "encoder-bootstrap-port": _GROUPS,
+    "language-only": _GROUPS,
+    "decoupled-spec-role": _GROUPS,
+    "decoupled-spec-bind-endpoint": _GROUPS,
+    "decoupled-spec-connect-endpoints": _GROUPS,
+    "elastic-ep-join-mode": _GROUPS,
+    "elastic-ep-join-rank-offset": _GROUPS,
+    "elastic-ep-rejoin": _GROUPS,
+    "use-ray": _GROUPS,
     "is-embedding": "a server that generates no text cannot be verified yet",
     "skip-tokenizer-init": "a server that takes no text cannot be verified yet",
-    "encoder-only": _GROUPS,
-    "language-only": _GROUPS,
     "grpc-mode": _HTTP,
     "smg-grpc-mode": _HTTP,
-    "use-ray": _GROUPS,
-    "ssl-certfile": _HTTP + " and end TLS in a proxy before the server",
-    "ssl-keyfile": _HTTP + " and end TLS in a proxy before the server",
+    "grpc-port": _PORT,
+    "smg-http-sidecar-port": _PORT,
+    "sidecar": _PORT,
+    "ssl-certfile": _TLS,
+    "ssl-keyfile": _TLS,
+    "ssl-ca-certs": _TLS,
+    "enable-ssl-refresh": _TLS,
+    "base-gpu-id": _GPUS,
+    "gpu-id-step": _GPUS,
+    "gated-launch-port": _NEVER,
+    "checkpoint-engine-wait-weights-before-ready": _NEVER,
+    "delete-ckpt-after-loading": "a restart and a rollback need the model's files; remove the flag",
+    "help": "SGLang would print its help and end; remove the flag",
 }
 
-# Other spellings of one flag in SGLang 0.5.23; given twice, the last one on the command line would win.
-ALIASES = {
-    "tp": "tp-size",
-    "tensor-parallel-size": "tp-size",
-    "pp": "pp-size",
-    "pipeline-parallel-size": "pp-size",
-    "dp": "dp-size",
-    "data-parallel-size": "dp-size",
-    "ep": "ep-size",
-    "expert-parallel-size": "ep-size",
-    "attention-data-parallel-size": "attn-dp-size",
-    "attention-context-parallel-size": "attn-cp-size",
-    "moe-data-parallel-size": "moe-dp-size",
-    "decode-context-parallel-size": "dcp-size",
-    "enable-hicache": "enable-hierarchical-cache",
-    "nccl-init-addr": "dist-init-addr",
-    "speculative-draft-model": "speculative-draft-model-path",
-}
+# Values that say what is so without the flag.
+_HARMLESS = {"nnodes": "1", "node-rank": "0", "base-gpu-id": "0", "gpu-id-step": "1"} | dict.fromkeys(
+    ("disaggregation-mode", "decoupled-spec-role"), "null"
+)
 
 
 def groups(flags: Mapping[str, FlagValue]) -> Iterator[tuple[str, ...]]:
@@ -81,10 +97,17 @@ def spell(name: str, value: FlagValue) -> tuple[str, ...]:
     if value is True:
         return (f"--{name}",)
     if isinstance(value, list):
-        return (f"--{name}", *map(text, value))
+        return (f"--{name}", *words(value))
     word = text(value)
     # argparse takes a separate word that starts with a dash for another flag.
     return (f"--{name}={word}",) if word.startswith("-") else (f"--{name}", word)
+
+
+def words(value: FlagValue) -> list[str]:
+    """The words after a flag that is given; none after a bare one."""
+    if value is True:
+        return []
+    return [text(item) for item in value] if isinstance(value, list) else [text(value)]
 
 
 def text(value: FlagValue) -> str:
@@ -112,10 +135,6 @@ def schedulers(flags: Mapping[str, FlagValue]) -> int:
     return count if flags.get("enable-dp-attention") is True else count * _number(flags, "dp-size")
 
 
-def canonical(name: str) -> str:
-    return ALIASES.get(name, name)
-
-
 def findings(flags: Mapping[Any, Any]) -> Iterator[Finding]:
     """Everything wrong with a `flags:` map that can be seen without SGLang."""
     seen: dict[str, str] = {}
@@ -127,8 +146,10 @@ def findings(flags: Mapping[Any, Any]) -> Iterator[Finding]:
         yield from _value_findings((name,), value)
         if value is None or value is False:
             continue
-        if limit := _limit(name, value):
-            yield (name,), "is beyond what Kernelswap supports", limit
+        refused = next((flag for flag in _meant(name) if flag in REFUSED), None)
+        if refused and words(value) != [_HARMLESS.get(refused)]:
+            what = "is beyond what Kernelswap supports"
+            yield (name,), what if refused == name else f"is `{refused}`, which {what}", REFUSED[refused]
         first = seen.setdefault(canonical(name), name)
         if first != name:
             yield (name,), f"is another spelling of `{first}`, which is given too", "keep one of the two"
@@ -138,30 +159,25 @@ def _name_finding(name: Any) -> tuple[str, str] | None:
     if not isinstance(name, str):
         return "a flag's name is not text", "quote it"
     plain = name.lstrip("-").replace("_", "-")
-    if owned := _owned(plain):
+    meant = list(_meant(plain))
+    if owned := next((flag for flag in meant if flag in OWNED), None):
         return f"Kernelswap sets --{owned} itself", OWNED[owned]
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", plain):
         return "is not a flag's name", "write it as on SGLang's command line, without the dashes in front"
     if plain != name:
-        return "is not spelled as Kernelswap spells flags", f"write `{plain}`"
+        refused = next((REFUSED[flag] for flag in meant if flag in REFUSED), None)
+        return "is not spelled as Kernelswap spells flags", f"write `{plain}`" + (f", but {refused}" if refused else "")
     return None
 
 
-def _owned(name: str) -> str | None:
-    """The flag of ours that a name means; SGLang takes `por` for `port`."""
-    if name in OWNED:
-        return name
-    if len(name) < 3 or name in REFUSED:
-        return None
-    return next((owned for owned in OWNED if owned.startswith(name)), None)
-
-
-def _limit(name: str, value: Any) -> str | None:
-    if name == "nnodes" and text(value) != "1":
-        return _GROUPS
-    if name.startswith("disaggregation-mode") and value != "null":
-        return _GROUPS
-    return REFUSED.get(name)
+def _meant(name: str) -> Iterator[str]:
+    """The flags that SGLang takes a name for: itself, or what it is short for in some release."""
+    if name in OWNED or name in REFUSED:
+        yield name
+    elif (exact := newest().spellings.get(name)) is not None:
+        yield exact
+    elif len(name) > 1:
+        yield from sglang.names(name)
 
 
 def _value_findings(loc: tuple[str | int, ...], value: Any) -> Iterator[Finding]:

@@ -31,7 +31,7 @@ from kernelswap.goal import ROLLBACK, Goal, goal_of
 from kernelswap.profile import load_library, nearest
 from kernelswap.protocol import AGENT_PATH, STATE_ROOT, HostState, Request
 from kernelswap.render import PLAN_FILE, Hidden, Release, render, resolve_secrets
-from kernelswap.spec import ServerSpec, host_specs, needs_pins, pin
+from kernelswap.spec import ALWAYS, ServerSpec, host_specs, needs_pins, pin
 
 RECOVER_UNIT = "kernelswap-recover@.service"
 
@@ -147,8 +147,12 @@ def _wanted(inventory: Inventory, library: Path, profile: str | None) -> dict[st
             )
         except ConfigError as error:
             faults += error.faults
+    notes = dict.fromkeys(note for wanted in servers.values() for each in wanted for note in each.spec.notes)
+    faults += [note.fault for note in notes if note.blocks == ALWAYS]
     if faults:
         raise ConfigError(faults)
+    for note in notes:
+        logger.warning(f"warning: {note.fault}")
     return servers
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -235,15 +235,27 @@ class Library:
 
 def load_library(root: Path) -> Library:
     """Reads `<root>/models/*.yaml` and `<root>/profiles/*.yaml`. Raises ConfigError with all their faults."""
+    library, faults = read_library(root)
+    if faults:
+        raise ConfigError(faults)
+    return library
+
+
+def read_library(root: Path) -> tuple[Library, Sequence[Fault]]:
+    """The models and profiles without a fault, and the faults of the others."""
     faults: list[Fault] = []
     models = _read_folder(root / "models", faults)
     profiles = _read_folder(root / "profiles", faults)
+    broken: set[str] = set()
     for documents, schema in ((models, ModelFile), (profiles, ProfileFile)):
         for document in documents.values():
-            faults += document.faults
+            found = list(document.faults)
             if document.value is not None:
                 document.value = _tidy(document.value)
-                faults += check(schema, Layer(document, document.value))
+                found += check(schema, Layer(document, document.value))
+            if found:
+                broken.add(document.path)
+            faults += found
     for document in profiles.values():
         faults += _unknown_models(document, models)
     extended: set[str] = set()
@@ -251,9 +263,12 @@ def load_library(root: Path) -> Library:
         "models": _chains("model", models, "profile", profiles, extended, faults),
         "profiles": _chains("profile", profiles, "model", models, extended, faults),
     }
-    if faults:
-        raise ConfigError(sorted(faults, key=_place))
-    return Library(root, chains["models"], chains["profiles"], frozenset(extended))
+    sound = {
+        kind: {name: chain for name, chain in found.items() if not any(layer.where(()) in broken for layer in chain)}
+        for kind, found in chains.items()
+    }
+    library = Library(root, sound["models"], sound["profiles"], frozenset(extended))
+    return library, sorted(faults, key=_place)
 
 
 def check(schema: type[BaseModel], layer: Layer, whole: bool = False) -> Iterator[Fault]:

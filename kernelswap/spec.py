@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernelswap import flags as spelling
+from kernelswap import sglang
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.flags import FlagValue
 from kernelswap.profile import Layer, Library, Server, VerifyFile, check, nearest
 from kernelswap.protocol import Answer, Gpu, Requires, Throughput, Timeouts, Verify
+from kernelswap.sglang_parser import opinions
 from kernelswap.yamlfile import Loc
 
 DEFAULT_INSTANCE = "main"
@@ -23,6 +25,22 @@ class Secret:
 
     env: str | None = None
     file: str | None = None
+
+
+ALWAYS, CHECK, NEVER = "always", "check", "never"
+
+
+@dataclass(frozen=True)
+class Note:
+    """What is known of SGLang's releases about a server.
+
+    blocks: `always`; in a `check` only, where the host's own SGLang decides since its release is not declared; `never`.
+    combined: what is right in itself goes wrong together with something else.
+    """
+
+    fault: Fault
+    blocks: str
+    combined: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,6 +70,7 @@ class ServerSpec:
     end_foreign: bool = False
     engine_version: str = ""
     requires: Requires = field(default_factory=Requires)
+    notes: tuple[Note, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,7 +113,8 @@ def server_spec(
     faults = list(_gpu_faults(server, origin))
     if faults:
         raise ConfigError(faults)
-    return _decide(server, instance, model, profile)
+    spec = _decide(server, instance, model, profile)
+    return replace(spec, notes=tuple(_notes(spec, origin)))
 
 
 def host_specs(
@@ -226,6 +246,19 @@ def _gpu_faults(server: Server, origin: _Origin) -> Iterator[Fault]:
     if isinstance(given, int) and 0 < given < needed:
         what = f"gives {given} GPU{'s' * (given > 1)}, and tp-size x pp-size x dp-size asks for {needed}"
         yield Fault(origin.where(("gpus",)), what, "change one of them")
+
+
+def _notes(spec: ServerSpec, origin: _Origin) -> Iterator[Note]:
+    version = spec.engine_version
+    for opinion in opinions(spec.flags, spec.environment, version, spec.requires.architecture):
+        todo, blocks = opinion.todo, NEVER
+        if opinion.refused and version in sglang.versions():
+            blocks = ALWAYS
+        elif opinion.refused and version:
+            todo += f"; SGLang {version} itself is not known here"
+        elif opinion.refused:
+            todo, blocks = f"{todo}; or declare `engine: {{version: ...}}` if the host has no {sglang.newest().version}", CHECK
+        yield Note(Fault(origin.where(opinion.loc), opinion.what, todo), blocks, opinion.combined)
 
 
 def needs_pins(spec: ServerSpec) -> bool:

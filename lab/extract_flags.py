@@ -3,7 +3,8 @@
     PYTHONPATH=lab/shim HF_HUB_OFFLINE=1 ENGINE/bin/python lab/extract_flags.py kernelswap/knowledge/sglang
 
 A flag's name is the one after which SGLang names its value; its other spellings are aliases. Left out is what is usual:
-one word of any text. `json` is text that SGLang reads as JSON, at once or while it starts.
+one word of any text. `json` is parsed at once, `json-text` when the server starts (it may be empty), `json-or-file` may also
+be a file's name.
 """
 
 import argparse
@@ -46,7 +47,7 @@ def described(action: argparse.Action) -> dict[str, Any]:
     if word is None:
         sys.exit(f"--{name} has the type {action.type!r}: say in TYPES what it takes")
     if word == "str" and (action.default == "{}" or re.search(JSON_HELP, text)) and action.choices is None:
-        word = "json-or-file" if re.search(FILE_HELP, text) else "json"
+        word = "json-or-file" if re.search(FILE_HELP, text) else "json-text"
     if kind == "LoRAPathAction":
         word = "json-or-file"
     found = {
