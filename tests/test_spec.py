@@ -29,10 +29,10 @@ def faults(library: Library, data: dict[str, Any], **more: Any) -> str:
 def test_later_layers_win(library: Library) -> None:
     spec = server_spec(library, "main", "big", "fast")
     assert flags.display(spec.flags) == {
-        "json": '{"only":"this"}',
-        "layer": "override-of-common",
+        "json-model-override-args": '{"only":"this"}',
+        "chat-template": "override-of-common",
         "tp-size": "2",
-        "words": "a b",
+        "allowed-media-domains": "a b",
     }
     assert spec.environment == {"A": "fast", "B": "big"}
     assert spec.verify.answers == (Answer("a", "b"),)
@@ -44,7 +44,7 @@ def test_later_layers_win(library: Library) -> None:
 
 def test_an_override_for_a_model_wins_over_its_profile(library: Library) -> None:
     spec = server_spec(library, "main", "big", "quick")
-    assert "words" not in spec.flags
+    assert "allowed-media-domains" not in spec.flags
     assert spec.environment == {"B": "big"}
     assert spec.verify.answers == ()
     assert spec.verify.throughput is None
@@ -54,12 +54,17 @@ def test_host_data_wins_over_all(library: Library) -> None:
     overrides = {
         "port": 31000,
         "gpus": [4, 5],
-        "flags": {"layer": "host", "json": None, "rate": 0.5},
+        "flags": {"chat-template": "host", "json-model-override-args": None, "mem-fraction-static": 0.5},
         "environment": {"A": "host"},
         "secrets": {"api-key": {"env": "KEY"}},
     }
     spec = server_spec(library, "left", "big", "fast", overrides)
-    assert flags.display(spec.flags) == {"layer": "host", "rate": "0.5", "tp-size": "2", "words": "a b"}
+    assert flags.display(spec.flags) == {
+        "chat-template": "host",
+        "mem-fraction-static": "0.5",
+        "tp-size": "2",
+        "allowed-media-domains": "a b",
+    }
     assert (spec.port, spec.gpus, spec.gpu_count) == (31000, ("4", "5"), 2)
     assert spec.environment["A"] == "host"
     assert spec.secrets == {"api-key": Secret(env="KEY")}
