@@ -149,6 +149,7 @@ TYPES: Mapping[str, tuple[Callable[[str], bool], str]] = {
     "float": (_converts(float), "a number"),
     "human_readable_int": (_is_readable_int, "a whole number, such as 4096 or 128k"),
     "json": (_is_json, "JSON"),
+    "json-object": (lambda word: _is_json(word) and isinstance(json.loads(word), dict), "a JSON object"),
     "json-text": (lambda word: not word or _is_json(word), "JSON"),
     "json-or-file": (lambda word: not word.lstrip().startswith(("{", "[")) or _is_json(word), "JSON"),
 }

@@ -257,7 +257,10 @@ def _notes(spec: ServerSpec, origin: _Origin) -> Iterator[Note]:
         elif opinion.refused and version:
             todo += f"; SGLang {version} itself is not known here"
         elif opinion.refused:
-            todo, blocks = f"{todo}; or declare `engine: {{version: ...}}` if the host has no {sglang.newest().version}", CHECK
+            todo, blocks = (
+                f"{todo}; or declare `engine: {{version: ...}}` if the host has no {sglang.newest().version}",
+                CHECK,
+            )
         yield Note(Fault(origin.where(opinion.loc), opinion.what, todo), blocks, opinion.combined)
 
 

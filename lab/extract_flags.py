@@ -3,8 +3,8 @@
     PYTHONPATH=lab/shim HF_HUB_OFFLINE=1 ENGINE/bin/python lab/extract_flags.py kernelswap/knowledge/sglang
 
 A flag's name is the one after which SGLang names its value; its other spellings are aliases. Left out is what is usual:
-one word of any text. `json` is parsed at once, `json-text` when the server starts (it may be empty), `json-or-file` may also
-be a file's name.
+one word of any text. `json` and `json-object` are parsed at once, `json-text` when the server starts (it may be empty),
+`json-or-file` may also be the name of a file.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from sglang.srt.server_args import ServerArgs
 TYPES = {
     "loads": "json",
     "json_list_type": "json",
-    "parse_cuda_graph_config_arg": "json",
+    "parse_cuda_graph_config_arg": "json-object",
     "str": "str",
     "nullable_str": "str",
     "parse_cuda_graph_backend_arg": "str",

@@ -16,7 +16,9 @@ from kernelswap.flags import OWNED, REFUSED
 
 KNOWLEDGE = Path(__file__).parent.parent / "kernelswap" / "knowledge"
 SCHEMA: dict[str, dict[str, Any]] = json.loads((KNOWLEDGE / "sglang" / "flags-0.5.23.json").read_text())["flags"]
-RULES = [rule for name in ("backends", "conflicts") for rule in json.loads((KNOWLEDGE / f"{name}.json").read_text())["rules"]]
+RULES = [
+    rule for name in ("backends", "conflicts") for rule in json.loads((KNOWLEDGE / f"{name}.json").read_text())["rules"]
+]
 IN_RULES = {name for rule in RULES for key in rule["if"] for name in key.replace(">", "|").split("|")}
 LOOKED_INTO = {"cuda-graph-config"}  # SGLang's parser knows its keys
 OLD_VALUES = {"glm45", "qwen25", "nsa", "compressed", "tokenspeed_mla"}
@@ -24,7 +26,9 @@ OLD_VALUES = {"glm45", "qwen25", "nsa", "compressed", "tokenspeed_mla"}
 PLAIN = {
     name: flag
     for name, flag in SCHEMA.items()
-    if not flag.get("deprecated") and name not in {*OWNED, *REFUSED, *IN_RULES, *LOOKED_INTO} and not name.startswith("disaggregation")
+    if not flag.get("deprecated")
+    and name not in {*OWNED, *REFUSED, *IN_RULES, *LOOKED_INTO}
+    and not name.startswith("disaggregation")
 }
 
 Die = random.Random
@@ -70,7 +74,9 @@ def free(die: Die) -> str:
 
 
 def chosen(die: Die) -> tuple[str, str]:
-    name = die.choice(sorted(n for n, flag in PLAIN.items() if flag.get("choices") and not flag.keys() & {"type", "nargs"}))
+    name = die.choice(
+        sorted(n for n, flag in PLAIN.items() if flag.get("choices") and not flag.keys() & {"type", "nargs"})
+    )
     return name, die.choice([value for value in PLAIN[name]["choices"] if value not in OLD_VALUES])
 
 
@@ -99,7 +105,7 @@ def wrong_choice(die: Die) -> Flags:
     return {name: f"{value}x"}
 
 
-# name -> (how many words SGLang's parser refuses; the flags; what else the profile says). The first flag is to blame.
+# name -> a way to make it. The first flag is to blame.
 Way = Callable[[Die], Flags]
 WRONG: dict[str, Way] = {
     "misspelt": lambda die: {misspelt(die, whole(die)): 1},
@@ -115,7 +121,9 @@ WRONG: dict[str, Way] = {
     "ambiguous-bare": lambda die: {die.choice(["enable", "disable", "enable-dp", "skip"]): True},
     "choice": wrong_choice,
     "choice-of-old": lambda die: {
-        die.choice(["attention-backend", "decode-attention-backend"]): die.choice(["cutlass_mla", "dual_chunk_flash_attn"])
+        die.choice(["attention-backend", "decode-attention-backend"]): die.choice(
+            ["cutlass_mla", "dual_chunk_flash_attn"]
+        )
     },
     "choice-kv": lambda die: {"kv-cache-dtype": die.choice(["fp4_e2m1", "FP8_E4M3", "int8"])},
     "not-whole": lambda die: {whole(die): die.choice([1.5, 8.0, "many", "1k", ""])},
@@ -129,26 +137,32 @@ WRONG: dict[str, Way] = {
     "too-many-choices": lambda die: {die.choice(["dtype", "schedule-policy"]): ["auto", "lpm"]},
     "json": lambda die: {some(die, type="json"): die.choice(["{a: 1}", "{'a': 1}", "yes", '{"a": 1'])},
     "json-list": lambda die: {some(die, type="json"): [1, 2]},
-}  # fmt: skip
+}
 
 # Wrong for Kernelswap or on SGLang's second look; its parser takes them.
 WRONG_LATER: dict[str, Way] = {
     "group": lambda die: {
         die.choice(["nnodes", "nnode", "nn", "node-rank", "node-r"]): 2,
     },
-    "disaggregation": lambda die: {die.choice(["disaggregation-mode", "disaggregation-m"]): die.choice(["prefill", ["decode"]])},
+    "disaggregation": lambda die: {
+        die.choice(["disaggregation-mode", "disaggregation-m"]): die.choice(["prefill", ["decode"]])
+    },
     "rendezvous": lambda die: {die.choice(["dist-init-addr", "nccl-init-addr", "dist-init"]): "10.0.0.1:5000"},
     "tls": lambda die: {die.choice(["ssl-certfile", "ssl-cert", "ssl-keyfile", "ssl-ca-certs"]): "/x.pem"},
     "gpus": lambda die: {die.choice(["base-gpu-id", "base-gpu", "gpu-id-step"]): 2},
     "listener": lambda die: {die.choice(["grpc-port", "grpc-po", "gated-launch-port"]): 4000},
-    "bare-refused": lambda die: {die.choice(["is-embedding", "use-ray", "language-only", "smg-grpc-mode", "encoder-only"]): True},
-    "owned": lambda die: {die.choice(["port", "host", "api-key", "served-model-name", "served", "config", "model"]): "1"},
+    "bare-refused": lambda die: {
+        die.choice(["is-embedding", "use-ray", "language-only", "smg-grpc-mode", "encoder-only"]): True
+    },
+    "owned": lambda die: {
+        die.choice(["port", "host", "api-key", "served-model-name", "served", "config", "model"]): "1"
+    },
     "json-text": lambda die: {some(die, type="json-text"): die.choice(["{a: 1}", '{"a": 1'])},
     "sizes": lambda die: {"attn-dp-size": 3, "tp-size": 8},
     "experts": lambda die: {"moe-runner-backend": "flashinfer_cutlass", "quantization": "awq"},
     "kv-of-backend": lambda die: {"attention-backend": "trtllm_mla", "kv-cache-dtype": "fp8_e5m2"},
     "hierarchical": lambda die: {"enable-hierarchical-cache": True, "disable-radix-cache": True},
-}  # fmt: skip
+}
 ARCHITECTURE: dict[str, tuple[str, Flags]] = {
     "trtllm_mla-sm90": ("sm90", {"attention-backend": "trtllm_mla"}),
     "cutedsl_mla-sm120": ("sm120", {"decode-attention-backend": "cutedsl_mla"}),
@@ -219,4 +233,9 @@ def profiles(count: int) -> Iterator[Profile]:
 
 def _wrong(name: str, faulty: Flags, die: Die, parsed: bool) -> Profile:
     flags = right(die)
-    return Profile(name, {key: value for key, value in flags.items() if key not in faulty} | faulty, next(iter(faulty)), parsed=parsed)
+    return Profile(
+        name,
+        {key: value for key, value in flags.items() if key not in faulty} | faulty,
+        next(iter(faulty)),
+        parsed=parsed,
+    )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernelswap import flags, yamlfile
+from kernelswap import flags, sglang, yamlfile
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
 JSON = st.recursive(
@@ -85,6 +85,68 @@ def test_schedulers(given_flags: dict[str, flags.FlagValue], count: int) -> None
 def test_too_long_a_word_is_a_finding() -> None:
     assert "is 131072 bytes long" in next(flags.findings({"a": "x" * 131072}))[1]
     assert not list(flags.findings({"a": "x" * 131071}))
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "nnodes: 2",
+        "nnodes: '2'",
+        "nnodes: [2]",
+        "nnodes: true",
+        "nnode: 2",
+        "nn: 2",
+        "node-rank: 1",
+        "disaggregation-mode: prefill",
+        "disaggregation-mode: [decode]",
+        "disaggregation-m: prefill",
+        "dist-init-addr: 10.0.0.1:5000",
+        "nccl-init-addr: 10.0.0.1:5000",
+        "dist-i: 10.0.0.1:5000",
+        "use-ray: true",
+        "encoder-only: true",
+        "elastic-ep-rejoin: true",
+        "base-gpu-id: 4",
+        "gpu-id-step: 2",
+        "ssl-certf: /x",
+        "grpc-port: 1",
+        "gated-launch-port: 1",
+        "delete-ckpt: true",
+        "help: true",
+    ],
+)
+def test_what_breaks_our_assumptions_is_refused_by_name_in_every_spelling(written: str) -> None:
+    value = from_yaml(written)
+    (name,) = value
+    ((loc, what, todo),) = flags.findings(value)
+    assert loc == (name,)
+    assert what.endswith("is beyond what Kernelswap supports")
+    assert todo in flags.REFUSED.values()
+
+
+@pytest.mark.parametrize(
+    "written", ["nnodes: 1", "nnodes: [1]", "disaggregation-mode: 'null'", "node-rank: 0", "nnodes: null"]
+)
+def test_what_says_no_more_than_the_default_is_taken(written: str) -> None:
+    assert not list(flags.findings(from_yaml(written)))
+
+
+@pytest.mark.parametrize("written", ["disaggregation_mode: prefill", "--nnodes: 2", "--disaggregation-m: prefill"])
+def test_another_spelling_hides_no_refusal(written: str) -> None:
+    ((_, what, todo),) = flags.findings(from_yaml(written))
+    assert what == "is not spelled as Kernelswap spells flags"
+    assert todo.endswith("but multi-node and prefill/decode groups are not supported yet; serve on one host")
+
+
+@pytest.mark.parametrize("written", ["po: 1", "model-p: /x", "served: x", "api: x", "tensor: 2\ntp-size: 2"])
+def test_short_names_are_seen_through(written: str) -> None:
+    ((_, what, _todo),) = flags.findings(from_yaml(written))
+    assert what.startswith("Kernelswap sets --") or "is another spelling of" in what
+
+
+def test_every_flag_of_ours_is_one_of_sglangs() -> None:
+    known = {name for version in sglang.versions() for name in sglang.release(version).spellings}
+    assert {*flags.OWNED, *flags.REFUSED} <= known
 
 
 @pytest.mark.parametrize("value", [{1, 2}, b"x", object(), {"a": b"x"}, {1: "x"}])
