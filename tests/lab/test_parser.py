@@ -1,4 +1,4 @@
-"""SGLang's own parser says of the generated profiles what they were made to be, and its flags are those of our snapshot."""
+"""SGLang's own parser says of the generated profiles what they were made to be, and has the flags of our snapshot."""
 
 import json
 
@@ -39,7 +39,9 @@ def test_sglang_agrees_about_every_profile(host: Host) -> None:
 
 
 def test_the_snapshot_is_what_is_installed(host: Host) -> None:
-    host.run(f"mkdir -p /tmp/flags && {PYTHON} - /tmp/flags", data=(ROOT / "lab/extract_flags.py").read_bytes(), timeout=300)
+    host.run(
+        f"mkdir -p /tmp/flags && {PYTHON} - /tmp/flags", data=(ROOT / "lab/extract_flags.py").read_bytes(), timeout=300
+    )
     name = "flags-0.5.23.json"
     extracted = json.loads(host.read(f"/tmp/flags/{name}"))
     assert extracted["flags"] == json.loads((ROOT / "kernelswap/knowledge/sglang" / name).read_text())["flags"]
