@@ -39,6 +39,12 @@ def name_of(action: argparse.Action) -> str:
     return (by_value if by_value in longest else longest[0]).removeprefix("--")
 
 
+def _choices(action: argparse.Action) -> list[Any] | None:
+    if action.choices is None:
+        return None
+    return sorted(action.choices) if isinstance(action.choices, set | frozenset) else list(action.choices)
+
+
 def described(action: argparse.Action) -> dict[str, Any]:
     name, kind, text = name_of(action), type(action).__name__, action.help or ""
     others = [option.lstrip("-") for option in action.option_strings if option != f"--{name}"]
@@ -56,7 +62,7 @@ def described(action: argparse.Action) -> dict[str, Any]:
         "bare": action.nargs == 0,
         "type": None if word == "str" or action.nargs == 0 else word,
         "nargs": action.nargs or None,
-        "choices": list(action.choices) if action.choices is not None else None,
+        "choices": _choices(action),
         "default": action.default if action.default not in (argparse.SUPPRESS, False) else None,
         "required": action.required,
         "deprecated": kind.startswith("Deprecated") or text.lower().lstrip("(").startswith("deprecated"),
