@@ -1,6 +1,7 @@
 """An existing launch line as a model and a profile: what `kernelswap import` does. Pure, except for reading knowledge.
 
-text -> commands (shell, unit, compose) -> launch line (launch, container) -> flags (flagwords) -> YAML (assemble, write).
+text -> commands (shell, unit, compose) -> launch line (launch, container) -> flags (flagwords) -> keys (assemble)
+-> YAML (write).
 Whatever cannot be taken over is told as a finding; whatever cannot be known and matters is a refusal.
 """
 

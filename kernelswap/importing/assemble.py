@@ -33,7 +33,7 @@ _ALWAYS_PASSED = ("NVIDIA_DRIVER_CAPABILITIES", "TERM", "DEBIAN_FRONTEND", "HOME
 
 @dataclass
 class Server:
-    """keys: of the model, with the word each came from. flags and environment: as for the words; who gets them is decided by
+    """What a launch line says, each value with its line. Whether a flag is the model's or the profile's is decided by
     `knowledge.of_profile`."""
 
     line: int
@@ -147,7 +147,8 @@ def _folder(word: Word, launch: Launch, source: Source) -> str | None:
         return None
     if text.startswith("/"):
         return text
-    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", text) and not text.endswith((".gguf", "/")):
+    local = launch.folder is not None and re.match(r"(models?|weights|checkpoints|ckpts?|data)/", text)
+    if not local and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", text) and not text.endswith((".gguf", "/")):
         folder = f"{MODELS}/{text.partition('/')[2]}"
         what = f"{text} is downloaded by its name when the server starts, which a swap cannot rely on"
         todo = f"download it once on the host: hf download {text} --local-dir {folder} (or say where it is with --path)"

@@ -13,7 +13,7 @@ from kernelswap.importing.words import Source, Word
 
 @dataclass
 class Container:
-    """volumes: folder in the container -> folder on the host. devices: GPUs as the container is given them, None for all."""
+    """volumes: folder in the container -> folder on the host. devices: the GPUs that it is given, None for all."""
 
     line: int
     image: str = ""

@@ -107,15 +107,7 @@ def _read(words: Sequence[Word], source: Source) -> Iterator[Flag]:
         word = words[index]
         index += 1
         if not _is_flag(word):
-            if word.bare:
-                what = f"`{word.text}` is not set in this text, so nothing was taken for it"
-                source.find(word.line, what, "add by hand the flags that it holds")
-            elif word.text.strip():
-                source.refuse(
-                    word.line,
-                    f"`{word.text}` belongs to no flag, so SGLang would refuse the line",
-                    "remove it, or write its flag before it",
-                )
+            _stray(word, source, "remove it, or write its flag before it")
             continue
         name, equals, value = word.text.lstrip("-").partition("=")
         values = [replace(word, text=value, raw=word.raw.partition("=")[2])] if equals else []
@@ -128,7 +120,7 @@ def _read(words: Sequence[Word], source: Source) -> Iterator[Flag]:
         given, strays = _arity(flag, word, values, bool(equals), source)
         yield Flag(flag, word, given)
         for stray in strays:
-            _stray(flag, stray, source)
+            _stray(stray, source, f"--{flag} takes {_takes(flag)}; quote what belongs together")
 
 
 def _is_flag(word: Word) -> bool:
@@ -171,11 +163,8 @@ def _guess(name: str, word: Word, source: Source) -> str:
     foreign, fork = change("foreign", name), change("forks", name)
     if foreign:
         todo = f"the nearest is {foreign['renamed_to']}" if foreign.get("renamed_to") else "remove it"
-        source.find(
-            word.line,
-            f"--{name} is of {foreign['source'].removesuffix(chr(39) + 's command line')}, not of SGLang",
-            todo,
-        )
+        engine = foreign["source"].removesuffix(" command line")
+        source.find(word.line, f"--{name} is {engine}, not SGLang's", todo)
     elif fork:
         source.find(
             word.line,
@@ -228,44 +217,30 @@ def _arity(
     return tuple(given[:1]), given[1:]
 
 
-def _stray(flag: str, word: Word, source: Source) -> None:
+def _stray(word: Word, source: Source, todo: str) -> None:
+    """A word where a flag should stand."""
     if word.bare:
-        source.find(
-            word.line,
-            f"`{word.text}` is not set in this text, so nothing was taken for it",
-            "add by hand the flags that it holds",
-        )
+        what = f"`{word.text}` is not set in this text, so nothing was taken for it"
+        source.find(word.line, what, "add by hand the flags that it holds")
     elif word.text.strip():
-        source.refuse(
-            word.line,
-            f"`{word.text}` belongs to no flag, so SGLang would refuse the line",
-            f"--{flag} takes {_takes(flag)}; quote what belongs together",
-        )
+        source.refuse(word.line, f"`{word.text}` belongs to no flag, so SGLang would refuse the line", todo)
 
 
 def _json(flag: str, word: Word, given: Sequence[Word], source: Source) -> Word | None:
     """JSON whose quotes the shell took away, as it was meant."""
     first = given[0]
-    if first.unknown or not re.match(r"\s*[{\[]", first.text) or _is_json(first.text):
+    if first.unknown or not re.match(r"[\s'\"]*[{\[]", first.text) or _is_json(first.text):
         return None
-    raw = " ".join(each.raw for each in given)
-    for text in (
-        raw,
-        raw.strip("\"'"),
-        raw.replace('\\"', '"').strip("\"'"),
-        first.text.replace('\\"', '"'),
-        first.text.replace("'", '"'),
-    ):
-        if _is_json(text):
-            what = f"--{flag}: the shell takes quotes out of this JSON, and SGLang gets `{' '.join(each.text for each in given)}`"
-            source.find(first.line, what, "put single quotes around it; what is meant was taken")
-            return replace(first, text=text)
+    got = " ".join(each.text for each in given)
+    written = " ".join(each.raw for each in given)
+    for text in (written, got, first.text):
+        for meant in (text.strip("\"'"), text.strip("\"'").replace('\\"', '"'), text.replace("'", '"')):
+            if _is_json(meant):
+                what = f"--{flag}: the quotes of this JSON do not come through as meant, and SGLang gets `{got}`"
+                source.find(first.line, what, "put single quotes around it; what is meant was taken")
+                return replace(first, text=meant)
     if schema().get(flag, {}).get("type") == "json" or first.text.startswith("{"):
-        source.refuse(
-            first.line,
-            f"--{flag}: `{' '.join(each.text for each in given)}` is no JSON",
-            "put single quotes around the JSON",
-        )
+        source.refuse(first.line, f"--{flag}: `{got}` is no JSON", "put single quotes around the JSON")
         return first
     return None
 

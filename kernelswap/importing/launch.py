@@ -14,7 +14,11 @@ from kernelswap.importing.words import Command, Source, Word
 
 @dataclass
 class Launch:
-    """One launch line. first: where its command begins. words: what SGLang's own parser gets. python: the interpreter as it was written."""
+    """One launch line.
+
+    first: where its command begins. line: where SGLang's words begin. words: what SGLang's own parser gets. python: the
+    interpreter as it was written.
+    """
 
     line: int
     words: tuple[Word, ...]
@@ -132,11 +136,14 @@ def _unwrap(command: Command, source: Source, variables: Mapping[str, str], box:
         return []
     if command.label == "loop":
         knowledge.say(source, command.line, "", knowledge.lint("loop"))
+    for redirect in command.redirects:
+        knowledge.say(source, redirect.line, f"`{redirect.text}`", knowledge.lint("redirect"))
     while words:
         name = posixpath.basename(words[0].text)
         if words[0].text.startswith("--") and (
             box or not command.words or words[0] is command.words[0] or launch.container
         ):
+            launch.label = "flags"
             return [_finish(launch, words, None, source)]
         start = _start(words)
         if start == 0:
@@ -157,10 +164,12 @@ def _unwrap(command: Command, source: Source, variables: Mapping[str, str], box:
             source.find(
                 words[0].line, what, "add that container's folders and variables by hand, or import its `docker run`"
             )
-            words = words[1:][_next(words[1:]) :]
+            words = words[2:][_next(words[2:]) :]
         elif name == "sudo":
             words = _sudo(words, launch)
-        elif name == "ssh" or (name in ("tmux", "screen", "su", "runuser", "script", "watch", "flock") and start is None):
+        elif name == "ssh" or (
+            name in ("tmux", "screen", "su", "runuser", "script", "watch", "flock") and start is None
+        ):
             _say_wrapper(name, words[0], source)
             text = next((word for word in words[1:] if knowledge.LAUNCH.search(word.text)), None)
             if text is not None and " " in text.text.strip():
@@ -192,7 +201,9 @@ def _start(words: Sequence[Word]) -> int | None:
             return index - (name == "launch_server.py" and index > 0 and "python" in words[index - 1].text)
         if (word.text == "-m" and following in knowledge.MODULES) or word.text == "-msglang.launch_server":
             back = index
-            while back and (words[back - 1].text.startswith("-") or (back > 1 and words[back - 2].text in ("-X", "-W"))):
+            while back and (
+                words[back - 1].text.startswith("-") or (back > 1 and words[back - 2].text in ("-X", "-W"))
+            ):
                 back -= 1
             named = back and (
                 words[back - 1].unknown or re.search(r"python|pypy", posixpath.basename(words[back - 1].text))
@@ -324,7 +335,7 @@ def _finish(launch: Launch, words: Sequence[Word], python: Word | None, source: 
 
 def _lint(command: Command, source: Source) -> None:
     """What the other commands of a script do that does not come along."""
-    words = [word for word in command.words]
+    words = list(command.words)
     while words and (
         posixpath.basename(words[0].text) in ("sudo", "exec", "nohup", "command", "time") or "=" in words[0].text
     ):
@@ -357,10 +368,8 @@ def _explain_absence(commands: Sequence[Command], source: Source) -> None:
                 return
     for command in commands:
         for word in _targets(command):
-            if (
-                re.search(r"\.(sh|bash|py|pl)$", word.text)
-                or (word.text.startswith(("/", "./"))
-                and command.folder is None)
+            if re.search(r"\.(sh|bash|py|pl)$", word.text) or (
+                word.text.startswith(("/", "./")) and command.folder is None
             ):
                 what = f"starts `{word.text}`, a script that cannot be seen here"
                 source.refuse(word.line, what, "import that script instead")

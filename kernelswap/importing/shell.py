@@ -33,12 +33,13 @@ def commands(text: str, source: Source, line: int = 1, variables: Mapping[str, s
 
 @dataclass(frozen=True)
 class _Part:
-    """A piece of a word. words: it is an array, which becomes several words."""
+    """A piece of a word. words: it is an array, which becomes several words. word: the one that it is."""
 
     text: str = ""
     quoted: bool = True
     unknown: str = ""
     words: tuple[Word, ...] | None = None
+    word: Word | None = None
 
 
 @dataclass
@@ -51,6 +52,8 @@ class Script:
     folder: str | None = None
     python: str | None = None
     found: list[Command] = field(default_factory=list)
+    functions: dict[str, Node | None] = field(default_factory=dict)
+    called: dict[str, Node | None] = field(default_factory=dict)
     conditions: int = 0
     export_all: bool = False
 
@@ -58,7 +61,23 @@ class Script:
         root = _PARSER.parse(self._mended(text).encode()).root_node
         self._errors(root)
         self._walk(root)
+        while self.functions:  # never called here: the text is a part of something
+            self._call(next(iter(self.functions)), ())
         return self.found
+
+    def _call(self, name: str, arguments: tuple[Word, ...]) -> None:
+        """A function of the script; within itself it is no function any more."""
+        body = self.functions.pop(name)
+        outer = dict(self.variables)
+        self.variables |= {str(number): (word,) for number, word in enumerate(arguments, 1)}
+        self.variables |= {"@": arguments, "*": arguments}
+        if body is not None:
+            self._walk(body)
+        for number in (*map(str, range(1, len(arguments) + 1)), "@", "*"):
+            self.variables.pop(number, None)
+            if number in outer:
+                self.variables[number] = outer[number]
+        self.called[name] = body
 
     def line(self, node: Node) -> int:
         return self.first + int(node.start_point[0])
@@ -101,28 +120,37 @@ class Script:
         elif kind == "unset_command":
             for child in node.named_children:
                 self.variables.pop(_text(child), None)
-        elif kind in ("comment", "test_command", "heredoc_body"):
+        elif kind == "function_definition":
+            name = node.child_by_field_name("name")
+            self.functions[_text(name) if name else ""] = node.child_by_field_name("body")
+        elif kind in ("comment", "test_command", "heredoc_body", "file_redirect"):
             pass
-        elif kind == "file_redirect":
-            self._redirect(node)
         elif kind == "heredoc_redirect":
             self._heredoc(node)
         else:
-            if kind in _LOOPS and (name := node.child_by_field_name("variable")):
-                self.variables.pop(_text(name), None)
+            if kind in _LOOPS and (counter := node.child_by_field_name("variable")):
+                self.variables.pop(_text(counter), None)
             known = len(self.found)
             self.conditions += kind in _BRANCHES
             for child in node.named_children:
                 self._walk(child)
             self.conditions -= kind in _BRANCHES
+            if redirects := self._redirects(node):
+                self.found[known:] = [
+                    replace(each, redirects=each.redirects + redirects) for each in self.found[known:]
+                ]
             if kind in _LOOPS:
                 self.found[known:] = [replace(each, label="loop") for each in self.found[known:]]
 
-    def _redirect(self, node: Node) -> None:
-        target = node.child_by_field_name("destination")
-        if target is not None and not re.fullmatch(r"/dev/null|&?\d", _text(target)):
-            lint = knowledge.lint("redirect")
-            self.source.find(self.line(node), f"`{_text(node)}` {lint.what}", lint.todo)
+    def _redirects(self, node: Node) -> tuple[Word, ...]:
+        """Where a command's output goes, if it is a file."""
+        return tuple(
+            Word(_text(child), self.line(child))
+            for child in node.children
+            if child.type == "file_redirect"
+            and (target := child.child_by_field_name("destination")) is not None
+            and not re.fullmatch(r"/dev/null|&?\d", _text(target))
+        )
 
     def _heredoc(self, node: Node) -> None:
         for child in node.children:
@@ -152,6 +180,9 @@ class Script:
         else:
             words = (self._one(value) if value is not None else Word("", self.line(node)),)
         if any(child.type == "+=" for child in node.children):
+            if self.conditions:
+                what = f"`{name}` is added to under a condition"
+                self.source.find(self.line(node), what, "what is added was taken; remove it if it is not wanted")
             before = self.variables.get(name, ())
             if value is not None and value.type == "array":
                 words = (*before, *words)
@@ -194,14 +225,14 @@ class Script:
             for child in node.children
             if child.type == "variable_assignment"
         }
-        for child in node.children:
-            if child.type == "file_redirect":
-                self._redirect(child)
         skipped = ("variable_assignment", "file_redirect", "herestring_redirect", "comment")
         parts = [child for child in node.named_children if child.type not in skipped]
         words = tuple(word for child in parts for word in self.expand(child))
         if words:
+            known = len(self.found)
             self._take(words, prefix)
+            if redirects := self._redirects(node):
+                self.found[known:] = [replace(each, redirects=redirects) for each in self.found[known:]]
 
     def _prefix(self, node: Node) -> Word:
         value = node.child_by_field_name("value")
@@ -213,6 +244,10 @@ class Script:
             self.export_all |= any(re.fullmatch(r"-\w*a\w*", word.text) or word.text == "allexport" for word in words)
         elif name == "cd" and len(words) > 1 and not words[1].unknown:
             self.folder = posixpath.join(self.folder or "", words[1].text)
+        elif name in self.functions or name in self.called:
+            self.functions.setdefault(name, self.called.get(name))
+            self._call(name, words[1:])
+            return
         elif name == "eval":
             self.run_again(" ".join(word.text for word in words[1:]), words[0].line)
             return
@@ -246,18 +281,21 @@ class Script:
 
         def close() -> Iterator[Word]:
             nonlocal current, open_word
-            if open_word:
+            if len(current) == 1 and current[0].word is not None:
+                yield current[0].word
+            elif open_word:
                 unknown = tuple(part.unknown for part in current if part.unknown)
-                bare = bool(unknown) and all(part.unknown and not part.quoted for part in current)
+                bare = bool(unknown) and all(part.unknown and not part.quoted for part in current if part.text)
                 yield Word("".join(part.text for part in current), line, raw, unknown, bare)
             current, open_word = [], False
 
         for part in self._parts(node, quoted=False):
             if part.words is not None:
+                # `"a${X[@]}b"` joins the first and the last word with what stands beside them; alone each stays itself.
                 for index, word in enumerate(part.words):
                     if index:
                         yield from close()
-                    current += [_Part(word.text, unknown=" ".join(word.unknown))]
+                    current.append(_Part(word.text, unknown=" ".join(word.unknown), word=word))
                     open_word = True
             elif part.quoted or part.unknown:
                 current.append(part)
@@ -296,7 +334,7 @@ class Script:
                 yield _Part(_text(node).encode()[end - node.start_byte :].decode())
         elif kind in _LITERAL or not node.is_named:
             text = re.sub(r"\\(\n|.)", lambda match: "" if match[1] == "\n" else match[1], _text(node), flags=re.DOTALL)
-            if match := re.match(r"~(?=/|$)", text):
+            if re.match(r"~(?=/|$)", text):
                 yield from self._variable("HOME", "~", True)
                 text = text[1:]
             yield _Part(text)
@@ -328,7 +366,9 @@ class Script:
         self.used.add(name)
         words = self.variables.get(name)
         if words is None:
-            yield _Part(written, quoted, written)
+            yield _Part(written, quoted and name not in "@*", written)
+        elif name in "@*":
+            yield _Part(words=words)
         else:
             word = words[0] if words else Word("", 0)
             yield _Part(word.text, quoted, " ".join(word.unknown))
@@ -373,7 +413,7 @@ class Script:
             name, rest = words[0].text, [word.text for word in words[1:]]
             if name in ("basename", "dirname") and len(rest) == 1:
                 return _Part(getattr(posixpath, name)(rest[0].rstrip("/")), quoted)
-            if name == "echo" and not rest[:1] == ["-e"]:
+            if name == "echo" and rest[:1] != ["-e"]:
                 return _Part(" ".join(rest), quoted)
             if (name == "which" and len(rest) == 1) or (name == "command" and rest[:1] == ["-v"]):
                 return _Part(rest[-1], quoted)

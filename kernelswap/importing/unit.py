@@ -60,17 +60,27 @@ def commands(text: str, source: Source, variables: Mapping[str, str]) -> tuple[l
         elif item.key not in knowledge.table()["unit"]["quiet"]:
             shown = item.value.split("\n")[0]
             shown = shown if len(shown) <= 60 else shown[:57] + "..."
-            knowledge.say(source, item.line, f"`{item.key}={shown}`", knowledge.setting("unit", item.key))
+            knowledge.say(source, item.line, f"`{item.key}={shown}`", _known(item))
     _lint({item.key: item for item in unit}, source)
 
     def lookup(name: str) -> str | None:
         return environment[name].text if name in environment else variables.get(name)
 
     found = []
+    used = {name for words in starts for word in words for name in re.findall(r"\$\{?([A-Za-z_]\w*)", word.text)}
+    kept = {name: word for name, word in environment.items() if name not in used or knowledge.is_setting(name)}
     for words in starts:
         expanded = [part for word in words for part in _expand(word, lookup)]
-        found.append(Command(tuple(expanded), environment, folder))
+        found.append(Command(tuple(expanded), kept, folder))
     return found, user
+
+
+def _known(item: Setting) -> knowledge.Lint:
+    """What is known of a setting; of the command that it runs, if there is more to say of that."""
+    program = PurePath(item.value.lstrip("-@:+!").split(" ")[0]).name
+    if item.key.startswith("Exec") and program in knowledge.table()["lint"] and program not in ("docker", "podman"):
+        return knowledge.lint(program)
+    return knowledge.setting("unit", item.key)
 
 
 def _expand(word: Word, lookup: object) -> list[Word]:
@@ -122,8 +132,8 @@ def _specifiers(name: str, user: Word | None) -> dict[str, str]:
         "C": "/var/cache",
         "L": "/var/log",
         "E": "/etc",
-        "T": "/tmp",
-        "V": "/var/tmp",
+        "T": "/tmp",  # noqa: S108 - systemd's own word for it
+        "V": "/var/tmp",  # noqa: S108
     }
     if user is None or user.text == "root":
         known |= {"h": "/root", "u": "root", "U": "0"}
@@ -184,7 +194,7 @@ def _lint(unit: Mapping[str, Setting], source: Source) -> None:
         say("KillMode", "kill-mode")
     elif mode is None or mode.value == "control-group":
         item = mode or unit.get("ExecStart")
-        if item and item.value:
+        if item and item.value and not re.search(r"\b(docker|podman)\b", item.value):
             shown = "`KillMode=control-group`" if mode else "a unit without `KillMode=`"
             knowledge.say(source, item.line, shown, knowledge.entry(rows["kill-group"]))
 

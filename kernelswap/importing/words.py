@@ -59,6 +59,7 @@ class Command:
     folder: str | None = None
     python: str | None = None
     label: str = ""
+    redirects: tuple[Word, ...] = ()
 
     @property
     def line(self) -> int:

@@ -1,4 +1,4 @@
-"""The two YAML files, with a comment at each key that says where it came from; and what `kernelswap check` says of them."""
+"""The two YAML files, with a comment at each key: where it came from. And what `kernelswap check` says of them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _yaml() -> YAML:
 
 def _put(target: CommentedMap, key: str, value: Any, comment: str) -> None:
     target[key] = _node(value)
-    target.yaml_add_eol_comment(comment, key)
+    target.yaml_add_eol_comment(comment, key, column=0)
 
 
 def _node(value: Any) -> Any:
@@ -87,7 +87,7 @@ def _node(value: Any) -> Any:
 
 
 def _scalar(text: str) -> Any:
-    """A word of a command line: a number where it is written back as it was, JSON as a map where that is the same text."""
+    """A word of a command line: a number or a map where that is written back as the same text."""
     for candidate in _candidates(text):
         stream = io.StringIO()
         _yaml().dump({"value": candidate}, stream)
