@@ -108,10 +108,8 @@ def _refuse(refused: Refused, as_json: bool) -> None:
 def _write(library: Path, files: dict[str, str]) -> None:
     """All of them or none."""
     if there := [library / each for each in files if (library / each).exists()]:
-        for each in there:
-            click.echo(
-                str(Fault(str(each), "exists already", "choose other names with --model and --profile")), err=True
-            )
+        for path in there:
+            click.echo(str(Fault(str(path), "exists already", "choose other names: --model, --profile")), err=True)
         sys.exit(1)
     for each, text in files.items():
         (library / each).parent.mkdir(parents=True, exist_ok=True)

@@ -45,7 +45,7 @@ def services(text: str, source: Source, variables: Mapping[str, str]) -> list[Se
 def _line(parent: Any, key: Any) -> int:
     """The line of a key, or of an item of a list; of the parent for what an anchor brought."""
     try:
-        place = parent.lc  # type: ignore[attr-defined]  # ruamel's own
+        place = parent.lc
         position = place.item(key) if isinstance(parent, Sequence) else place.key(key)
         return int(position[0]) + 1
     except (AttributeError, KeyError, TypeError):

@@ -233,7 +233,8 @@ def _json(flag: str, word: Word, given: Sequence[Word], source: Source) -> Word 
         return None
     got = " ".join(each.text for each in given)
     written = " ".join(each.raw for each in given)
-    for text in (written, got, first.text):
+    # A variable that was written in it is not what it stands for.
+    for text in (written, got) if not re.search(r"[$`]", written) else (got,):
         for meant in (text.strip("\"'"), text.strip("\"'").replace('\\"', '"'), text.replace("'", '"')):
             if _is_json(meant):
                 what = f"--{flag}: the quotes of this JSON do not come through as meant, and SGLang gets `{got}`"
