@@ -7,6 +7,7 @@ Whatever cannot be taken over is told as a finding; whatever cannot be known and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -59,11 +60,11 @@ def _read(text: str, source: Source, wishes: Wishes) -> Imported:
     source.raise_refusals()
     one = _choose(found, source, wishes)
     server = assemble.server(one, source, wishes.path)
-    source.raise_refusals()
     model = wishes.model or assemble.model_name(server)
     profile = wishes.profile or assemble.profile_name(server)
     model_text, profile_text = write.texts(server, source, model, profile)
     source.findings += write.faults(model, model_text, profile, profile_text)
+    source.raise_refusals()
     return Imported(model, model_text, profile, profile_text, _tidy(source))
 
 
@@ -91,7 +92,7 @@ def _tidy(source: Source) -> tuple[Fault, ...]:
     """Each finding once, by line."""
 
     def place(fault: Fault) -> int:
-        number = fault.where.rpartition(":")[2]
-        return int(number) if number.isdigit() else 0
+        match = re.search(r":(\d+)(:|$)", fault.where)
+        return int(match[1]) if match else 0
 
     return tuple(sorted(dict.fromkeys(source.findings), key=place))

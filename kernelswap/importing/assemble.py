@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,37 +60,31 @@ def server(launch: Launch, source: Source, path: str | None) -> Server:
     for flag in flags.values():
         value = _value(flag, launch, source)
         if value is not None:
-            result.flags[spelling.canonical(flag.name)] = (value, flag.word.line)
-            _lint_value(flag, source)
+            result.flags[flag.name] = (value, flag.word.line)
     return result
 
 
 def _refuse_others(flags: dict[str, Flag], source: Source) -> None:
-    """What Kernelswap cannot serve at all, by name; what makes no difference on one host goes."""
+    """What Kernelswap cannot serve, by name; what makes no difference on one host goes."""
     if "config" in flags:
         flag = flags.pop("config")
-        named = flag.values[0].text if flag.values else ""
-        source.refuse(
-            flag.word.line,
-            f"--config {named}: more flags stand in that file, which cannot be seen here",
-            "write them into the launch line",
-        )
-    if _text(flags, "nnodes") == "1":
+        what = f"`{_written(flag)}`: more flags stand in that file, which cannot be seen here"
+        source.refuse(flag.word.line, what, "write them into the launch line")
+    if _text(flags, "nnodes") in (None, "1"):
         for name in ("nnodes", "node-rank", "dist-init-addr"):
             if name in flags:
                 flag = flags.pop(name)
-                source.find(flag.word.line, f"--{name} makes no difference on one host", "it was left out")
-    groups = {"nnodes", "node-rank", "disaggregation-mode", "encoder-only", "language-only", "use-ray"}
-    for name in sorted(groups & flags.keys()):
-        if name == "disaggregation-mode" and _text(flags, name) == "null":
-            continue
-        flag = flags.pop(name)
-        shown = " ".join([f"--{name}", *(word.text for word in flag.values)])
-        source.refuse(
-            flag.word.line,
-            f"`{shown}` makes the server one of a group",
-            "multi-node and prefill/decode groups are not supported yet; serve on one host",
-        )
+                source.find(flag.word.line, f"`{_written(flag)}` makes no difference on one host", "it was left out")
+    for name in sorted(spelling.REFUSED.keys() - {"base-gpu-id", "gpu-id-step"}):
+        if name in flags and _text(flags, name) != "null":
+            flag = flags.pop(name)
+            source.refuse(
+                flag.word.line, f"`{_written(flag)}` is beyond what Kernelswap supports", spelling.REFUSED[name]
+            )
+
+
+def _written(flag: Flag) -> str:
+    return " ".join([f"--{flag.name}", *(word.text for word in flag.values)])
 
 
 def _text(flags: dict[str, Flag], name: str) -> str | None:
@@ -99,7 +93,7 @@ def _text(flags: dict[str, Flag], name: str) -> str | None:
 
 
 def _model(result: Server, launch: Launch, flags: dict[str, Flag], source: Source, path: str | None) -> None:
-    flag = flags.pop("model-path", None) or flags.pop("model", None)
+    flag = flags.pop("model-path", None)
     served = flags.pop("served-model-name", None)
     word = flag.values[0] if flag and flag.values else None
     line = word.line if word else launch.line
@@ -277,8 +271,6 @@ def _environment(launch: Launch, source: Source) -> Iterator[tuple[str, Word]]:
             todo = "it was left out: a server of a local folder needs none; else let it read a file (HF_TOKEN_PATH)"
             source.find(word.line, what, todo if word.unknown else todo + "; change it")
             continue
-        if change := flagwords.variable(name):
-            _lint_variable(name, word, change, source)
         known = _listed(name, word, source) if word.unknown else word
         if known.unknown:
             source.find(
@@ -299,29 +291,15 @@ def _environment(launch: Launch, source: Source) -> Iterator[tuple[str, Word]]:
         yield name, known
 
 
-def _lint_variable(name: str, word: Word, change: Mapping[str, str], source: Source) -> None:
-    pattern, renamed = change["environment"].rstrip("*"), change.get("renamed_to", "")
-    todo = (
-        f"write {renamed.rstrip('*') + name.removeprefix(pattern) if '*' in renamed else renamed}"
-        if renamed
-        else "remove it"
-    )
-    state = "an old name" if change["action"] == "alias" else "gone"
-    source.find(word.line, f"{name} is {state} since SGLang {change['since']}", todo)
-
-
 def _listed(name: str, word: Word, source: Source) -> Word:
     """`X=/more:$X`: what is added to a list of folders; a unit starts with an empty one."""
     own = (f"${name}", f"${{{name}}}")
     if (name in _LISTS or name == "PATH") and set(word.unknown) <= set(own):
-        parts = [part for part in re.split(":", word.text) if part and part not in own]
+        parts = [part for part in word.text.split(":") if part and part not in own]
         if name == "PATH":
             parts.append(_STANDARD_PATH)
-        source.find(
-            word.line,
-            f"{name} adds to what the shell has",
-            "what is added was taken alone" if name != "PATH" else "it was put before a service's own PATH",
-        )
+        todo = "what is added was taken alone" if name != "PATH" else "it was put before a service's own PATH"
+        source.find(word.line, f"{name} adds to what the shell has", todo)
         return replace(word, text=":".join(parts), unknown=())
     return word
 
@@ -396,8 +374,7 @@ def _value(flag: Flag, launch: Launch, source: Source) -> Any:
         return None
     if not kept:
         return True
-    row = flagwords.schema().get(flag.name, {})
-    return kept if len(kept) > 1 or (row.get("nargs") in ("+", "*") and len(kept) != 1) else kept[0]
+    return kept if len(kept) > 1 else kept[0]
 
 
 def _outside(flag: Flag, word: Word, launch: Launch, source: Source) -> Word | None:
@@ -434,29 +411,6 @@ def _outside(flag: Flag, word: Word, launch: Launch, source: Source) -> Word | N
             f"the host's, {outside.text}, was taken",
         )
     return outside
-
-
-def _lint_value(flag: Flag, source: Source) -> None:
-    for word in flag.values:
-        fork = flagwords.change("forks", flag.name, word.text)
-        renamed = flagwords.change("renames", flag.name, word.text)
-        choices = flagwords.schema().get(flag.name, {}).get("choices")
-        if fork:
-            source.find(
-                word.line,
-                f"--{flag.name} {word.text} is only in a fork ({fork['source']})",
-                "see that the hosts have that fork",
-            )
-        elif renamed:
-            todo = f"write {renamed['renamed_to']}" if renamed.get("renamed_to") else "choose another"
-            state = "an old name" if renamed["action"] == "alias" else f"gone since SGLang {renamed['since']}"
-            source.find(word.line, f"--{flag.name} {word.text} is {state}", todo)
-        elif choices and word.text not in map(str, choices):
-            source.find(
-                word.line,
-                f"--{flag.name} {word.text} is no choice of SGLang {flagwords.NEWEST}",
-                f"use one of: {', '.join(map(str, choices))}",
-            )
 
 
 def model_name(result: Server) -> str:

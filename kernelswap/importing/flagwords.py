@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
-from functools import cache
-from importlib.resources import files
-from typing import Any
 
-from kernelswap.flags import ALIASES
+from kernelswap import sglang
 from kernelswap.importing.words import Source, Word
 
 
@@ -25,59 +20,15 @@ class Flag:
     values: tuple[Word, ...] = ()
 
 
-NEWEST = "0.5.23"
-_OLDER = ("0.5.18", "0.5.13", "0.5.4")
-
-
-@cache
-def schema(version: str = NEWEST) -> Mapping[str, Mapping[str, Any]]:
-    """Every spelling of every flag of a release -> how it is read."""
-    folder = files("kernelswap").joinpath("knowledge/sglang")
-    flags = json.loads(folder.joinpath(f"flags-{version}.json").read_text("utf-8"))["flags"]
-    found: dict[str, Mapping[str, Any]] = {}
-    for name, row in flags.items():
-        for spelling in (name, *row.get("aliases", ()), *row.get("negations", ())):
-            found[spelling] = {**row, "name": name}
-    return found
-
-
-@cache
-def changes() -> Mapping[str, Any]:
-    """What was renamed, what only forks have, what is another engine's: `knowledge/sglang/renames.json`."""
-    return dict(json.loads(files("kernelswap").joinpath("knowledge/sglang/renames.json").read_text("utf-8")))
-
-
-def change(kind: str, flag: str, value: str | None = None) -> Mapping[str, str]:
-    """What is known last of a flag, or of a value of it; empty if nothing is."""
-    for row in reversed(changes()[kind]):
-        if row.get("flag", flag) == flag and row.get("value") == value and ("flag" in row or value is not None):
-            return dict(row)
-    return {}
-
-
-def variable(name: str) -> Mapping[str, str]:
-    """What is known of an environment variable that SGLang renamed or removed."""
-    for row in changes()["renames"]:
-        if fnmatchcase(name, row.get("environment", "")):
-            return dict(row)
-    return {}
-
-
 def flags(words: Sequence[Word], source: Source) -> list[Flag]:
     """The flags of a launch line, each once: the last one counts, as for argparse."""
     found: dict[str, Flag] = {}
     for flag in _read(_settled(words, source), source):
-        known = schema().get(flag.name)
-        key = str(known["name"]) if known else flag.name
-        if key in found and found[key].values != flag.values:
-            first = found[key].word.line
-            source.find(
-                flag.word.line,
-                f"--{flag.name} is given twice (first in line {first})",
-                "the last one was taken, as SGLang does",
-            )
-        found.pop(key, None)
-        found[key] = flag
+        first = found.pop(flag.name, flag)
+        if [word.text for word in first.values] != [word.text for word in flag.values]:
+            what = f"--{flag.name} is given twice, in line {first.word.line} with another value"
+            source.find(flag.word.line, what, "the last one was taken, as SGLang does")
+        found[flag.name] = flag
     return list(found.values())
 
 
@@ -120,7 +71,9 @@ def _read(words: Sequence[Word], source: Source) -> Iterator[Flag]:
         given, strays = _arity(flag, word, values, bool(equals), source)
         yield Flag(flag, word, given)
         for stray in strays:
-            _stray(stray, source, f"--{flag} takes {_takes(flag)}; quote what belongs together")
+            _stray(
+                stray, source, f"--{flag} takes {'no' if _is_bare(flag) else 'one'} value; quote what belongs together"
+            )
 
 
 def _is_flag(word: Word) -> bool:
@@ -133,83 +86,59 @@ def _is_flag(word: Word) -> bool:
 
 
 def _known(written: str, word: Word, source: Source) -> tuple[str, str | None]:
-    """A flag as Kernelswap spells it: dashes, written out, today's name; with the value that a bare one became."""
+    """A flag as Kernelswap spells it: with dashes, written out, by today's name; and the value that a bare one became.
+
+    What SGLang does not know stays as it is: `kernelswap check` says what to do about it.
+    """
+    release = sglang.newest()
     name = written.replace("_", "-")
     if name != written:
-        source.find(word.line, f"--{written} is spelled with underscores, which SGLang refuses", f"--{name} was taken")
+        source.find(word.line, f"--{written} has underscores, which SGLang refuses", f"--{name} was taken")
     if not word.text.startswith("--"):
-        source.find(word.line, f"`{word.text}` has one dash", f"--{name} was taken")
-    row = change("renames", name)
-    renamed, _, value = row.get("renamed_to", "").partition(": ")
-    if name in schema():
-        if row:
-            source.find(word.line, f"--{name} is deprecated", f"write {row['renamed_to']}" if renamed else "remove it")
-    elif renamed in schema() and (bool(value) or _takes(renamed) == _takes(name)):
-        what = f"--{name} is now --{renamed}{' ' * bool(value)}{value}"
-        source.find(word.line, f"{what} (since SGLang {row['since']})", "today's spelling was taken")
-        return renamed, value or None
-    elif row:
-        todo = f"use {row['renamed_to']}" if renamed else "remove it"
-        source.find(word.line, f"--{name} is gone since SGLang {row['since']}", todo)
-    else:
-        return _guess(name, word, source), None
+        source.find(word.line, f"`{word.text}` has one dash, which SGLang refuses", f"--{name} was taken")
+    if name in release.spellings:
+        # A negation is a flag of its own here.
+        return (release.spellings[name] if name not in release.flag(name).negations else name), None
+    for row in reversed(sglang.renames()["renames"]):
+        renamed, _, value = row.get("renamed_to", "").partition(": ")
+        if (row.get("flag"), row.get("value")) != (name, None) or renamed not in release.spellings:
+            continue
+        if value or _is_bare(renamed) == _is_bare(name):
+            today = f"--{renamed} {value}".rstrip()
+            what = f"--{name} is {today} today (since SGLang {row['since']})"
+            source.find(word.line, what, "today's spelling was taken")
+            return renamed, value or None
+    if meant := release.name(name):
+        if not re.fullmatch(r"tp|pp|dp|ep", name):
+            source.find(word.line, f"--{name} is short for --{meant}", f"--{meant} was taken")
+        return meant, None
     return name, None
 
 
-def _guess(name: str, word: Word, source: Source) -> str:
-    """A flag that SGLang does not know by this name."""
-    candidates = [known for known in schema() if known.startswith(name)]
-    whole = {str(schema()[known]["name"]) for known in candidates}
-    foreign, fork = change("foreign", name), change("forks", name)
-    if foreign:
-        todo = f"the nearest is {foreign['renamed_to']}" if foreign.get("renamed_to") else "remove it"
-        engine = foreign["source"].removesuffix(" command line")
-        source.find(word.line, f"--{name} is {engine}, not SGLang's", todo)
-    elif fork:
-        source.find(
-            word.line,
-            f"--{name} is only in a fork ({fork['source']})",
-            "see that the hosts have that fork, or remove it",
-        )
-    elif name in ALIASES:
-        return ALIASES[name]
-    elif len(whole) == 1:
-        source.find(word.line, f"--{name} is an abbreviation", f"--{candidates[0]} was taken")
-        return candidates[0]
-    elif candidates:
-        choice = " or ".join("--" + each for each in candidates[:4])
-        source.find(word.line, f"--{name} may mean {choice}", "write the one that is meant")
-    else:
-        close = get_close_matches(name, schema(), n=1, cutoff=0.7)
-        todo = f"did you mean --{close[0]}?" if close else "see that the SGLang of the hosts has it (a fork may)"
-        source.find(word.line, f"--{name} is no flag of SGLang {NEWEST}", todo)
-    return name
-
-
-def _takes(flag: str) -> str:
-    """How many values a flag takes, in the newest release that knows it."""
-    row = schema().get(flag) or next((known[flag] for known in map(schema, _OLDER) if flag in known), {})
-    return "no value" if row.get("bare") else "one value"
+def _is_bare(flag: str) -> bool:
+    """Whether a flag takes no value, in the newest release that knows it."""
+    known = (sglang.release(version) for version in reversed(sglang.versions()))
+    release = next((each for each in known if flag in each.spellings), None)
+    return release is not None and release.flag(flag).bare
 
 
 def _arity(
     flag: str, word: Word, values: Sequence[Word], equals: bool, source: Source
 ) -> tuple[tuple[Word, ...], list[Word]]:
     """The values that belong to a flag, and those that do not."""
-    row = schema().get(flag)
     given = list(values)
-    if row is None:
+    if flag not in sglang.newest().spellings:
         return tuple(given), []
-    if row.get("bare"):
+    known = sglang.newest().flag(flag)
+    if known.bare:
         if given and (equals or re.fullmatch(r"(?i)true|false|1|0|yes|no", given[0].text)):
             what = f"--{flag} takes no value, so SGLang would refuse `{given[0].text}`"
             source.find(given[0].line, what, "the flag alone was taken; leave it out if it is not wanted")
             given = given[1:]
         return (), given
-    if row.get("nargs") in ("+", "*") and not equals:
-        # JSON lists of LoRA adapters and the like hold blanks, too.
+    if known.nargs in ("+", "*") and not equals:
         return tuple(given), []
-    if not given and row.get("nargs") not in ("?", "*"):
+    if not given and known.nargs not in ("?", "*"):
         source.refuse(word.line, f"--{flag} has no value", "write it")
         return (), []
     if given and (mended := _json(flag, word, given, source)):
@@ -240,7 +169,7 @@ def _json(flag: str, word: Word, given: Sequence[Word], source: Source) -> Word 
                 what = f"--{flag}: the quotes of this JSON do not come through as meant, and SGLang gets `{got}`"
                 source.find(first.line, what, "put single quotes around it; what is meant was taken")
                 return replace(first, text=meant)
-    if schema().get(flag, {}).get("type") == "json" or first.text.startswith("{"):
+    if sglang.newest().flag(flag).type == "json" or first.text.startswith("{"):
         source.refuse(first.line, f"--{flag}: `{got}` is no JSON", "put single quotes around the JSON")
         return first
     return None

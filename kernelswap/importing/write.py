@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,6 +31,7 @@ def texts(server: Server, source: Source, model: str, profile: str) -> tuple[str
     tuned = {name: item for name, item in server.environment.items() if knowledge.variable_of_profile(name)}
     plain = {name: item for name, item in server.environment.items() if name not in tuned}
     keys = {name: server.keys[name] for name in _ORDER if name in server.keys}
+    keys.setdefault("path", ("/", server.line))  # refused already; the rest can be checked all the same
     return (
         _text(source, f"models/{model}.yaml", keys, rest, plain),
         _text(source, f"profiles/{profile}.yaml", {}, kernels, tuned),
@@ -113,14 +115,23 @@ def _same(value: Any, text: str) -> bool:
 
 
 def faults(model: str, model_text: str, profile: str, profile_text: str) -> list[Fault]:
-    """What keeps the result from passing `kernelswap check`."""
+    """What `kernelswap check` says of the result, each at the place of the launch line that it came from."""
+    files = {f"models/{model}.yaml": model_text, f"profiles/{profile}.yaml": profile_text}
     with TemporaryDirectory() as folder:
-        root = Path(folder)
-        for kind, name, text in (("models", model, model_text), ("profiles", profile, profile_text)):
-            (root / kind).mkdir()
-            (root / kind / f"{name}.yaml").write_text(text, "utf-8")
+        for path, text in files.items():
+            (Path(folder) / path).parent.mkdir()
+            (Path(folder) / path).write_text(text, "utf-8")
         try:
-            server_spec(load_library(root), "main", model, profile)
+            found = [note.fault for note in server_spec(load_library(Path(folder)), "main", model, profile).notes]
         except ConfigError as error:
-            return [Fault(fault.where.replace(f"{folder}/", ""), fault.what, fault.todo) for fault in error.faults]
-    return []
+            found = list(error.faults)
+        return [_placed(fault, folder, files) for fault in found]
+
+
+def _placed(fault: Fault, folder: str, files: Mapping[str, str]) -> Fault:
+    where = fault.where.removeprefix(f"{folder}/")
+    if match := re.match(r"([^:]+):(\d+)(.*)", where):
+        line = files[match[1]].split("\n")[int(match[2]) - 1]
+        if comment := re.search(r" # (\S+:\d+)$", line):
+            where = comment[1] + match[3]
+    return Fault(where, fault.what, fault.todo)

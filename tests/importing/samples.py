@@ -1,4 +1,4 @@
-"""The cases: `cases/NAME`, a text that people launch servers with, and `cases/NAME.out`, what `kernelswap import` says of it.
+"""The cases: `cases/NAME`, a text that people launch servers with, and `cases/NAME.out`, what is printed for it.
 
 The first line of a text may hold options: `# import --path /srv/models/x`.
 """

@@ -21,10 +21,9 @@ def test_a_launch_line_becomes_what_its_case_says(name: str) -> None:
 def test_what_is_imported_passes_check_or_a_finding_says_why_not(name: str, tmp_path: Path) -> None:
     result = run(name, "--library", str(tmp_path))
     if result.exit_code == 0:
-        faults, _ = check(None, tmp_path)
-        for fault in faults:
-            place = fault.where.removeprefix(f"{tmp_path}/")
-            assert f"{place}: {fault.what}" in result.stderr
+        found = check(None, tmp_path)
+        for fault in (*found.faults, *found.warnings):
+            assert f": {fault.what}; {fault.todo}\n" in result.stderr
 
 
 @pytest.mark.parametrize("name", NAMES)
