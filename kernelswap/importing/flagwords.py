@@ -69,7 +69,8 @@ def _read(words: Sequence[Word], source: Source) -> Iterator[Flag]:
         if became is not None:
             values = [replace(word, text=became), *values]
         given, strays = _arity(flag, word, values, bool(equals), source)
-        yield Flag(flag, word, given)
+        if given is not None:
+            yield Flag(flag, word, given)
         for stray in strays:
             _stray(
                 stray, source, f"--{flag} takes {'no' if _is_bare(flag) else 'one'} value; quote what belongs together"
@@ -124,8 +125,8 @@ def _is_bare(flag: str) -> bool:
 
 def _arity(
     flag: str, word: Word, values: Sequence[Word], equals: bool, source: Source
-) -> tuple[tuple[Word, ...], list[Word]]:
-    """The values that belong to a flag, and those that do not."""
+) -> tuple[tuple[Word, ...] | None, list[Word]]:
+    """The values that belong to a flag, and those that do not; None if it misses one."""
     given = list(values)
     if flag not in sglang.newest().spellings:
         return tuple(given), []
@@ -140,7 +141,7 @@ def _arity(
         return tuple(given), []
     if not given and known.nargs not in ("?", "*"):
         source.refuse(word.line, f"--{flag} has no value", "write it")
-        return (), []
+        return None, []
     if given and (mended := _json(flag, word, given, source)):
         return (mended,), []
     return tuple(given[:1]), given[1:]
