@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernelswap import flags as spelling
+from kernelswap import sglang
 from kernelswap.agent.redaction import redact
 from kernelswap.importing import flagwords
 from kernelswap.importing.flagwords import Flag
@@ -46,7 +47,8 @@ class Server:
 def server(launch: Launch, source: Source, path: str | None) -> Server:
     """What is served and how. What cannot be known is refused in `source`."""
     result = Server(launch.line)
-    flags = {flag.name: flag for flag in flagwords.flags(launch.words, source)}
+    release = _release(launch, result)
+    flags = {flag.name: flag for flag in flagwords.flags(launch.words, source, release)}
     _refuse_others(flags, source)
     _model(result, launch, flags, source, path)
     _address(result, launch, flags, source)
@@ -62,6 +64,16 @@ def server(launch: Launch, source: Source, path: str | None) -> Server:
         if value is not None:
             result.flags[flag.name] = (value, flag.word.line)
     return result
+
+
+def _release(launch: Launch, result: Server) -> sglang.Release:
+    """The SGLang that the line was written for, as the container's image tells; else the newest."""
+    image = launch.container.image if launch.container else ""
+    match = re.search(r"sglang[^:]*:v?(\d+\.\d+\.\d+)(?![\d.]|\.?post|rc)", image)
+    if match is None or match[1] not in sglang.versions() or launch.container is None:
+        return sglang.newest()
+    result.keys["engine"] = ({"version": match[1]}, launch.container.line)
+    return sglang.release(match[1])
 
 
 def _refuse_others(flags: dict[str, Flag], source: Source) -> None:
@@ -142,7 +154,7 @@ def _folder(word: Word, launch: Launch, source: Source) -> str | None:
     if text.startswith("/"):
         return text
     local = launch.folder is not None and re.match(r"(models?|weights|checkpoints|ckpts?|data)/", text)
-    if not local and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", text) and not text.endswith((".gguf", "/")):
+    if not local and _is_hub_name(text):
         folder = f"{MODELS}/{text.partition('/')[2]}"
         what = f"{text} is downloaded by its name when the server starts, which a swap cannot rely on"
         todo = f"download it once on the host: hf download {text} --local-dir {folder} (or say where it is with --path)"
@@ -152,6 +164,11 @@ def _folder(word: Word, launch: Launch, source: Source) -> str | None:
         return posixpath.normpath(posixpath.join(launch.folder, text))
     source.refuse(word.line, f"`{text}` is a relative path, and its folder cannot be known", "give --path /FOLDER")
     return None
+
+
+def _is_hub_name(text: str) -> bool:
+    """Whether it names a repository of the Hugging Face hub, rather than a folder."""
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", text) is not None and not text.endswith((".gguf", ".json"))
 
 
 def _address(result: Server, launch: Launch, flags: dict[str, Flag], source: Source) -> None:
@@ -272,6 +289,9 @@ def _environment(launch: Launch, source: Source) -> Iterator[tuple[str, Word]]:
             source.find(word.line, what, todo if word.unknown else todo + "; change it")
             continue
         known = _listed(name, word, source) if word.unknown else word
+        if known.unknown and name.endswith("_VISIBLE_DEVICES"):
+            source.find(word.line, f"{name} holds {_shown(known)}, which cannot be known", "choose GPUs with `gpus:`")
+            continue
         if known.unknown:
             source.find(
                 word.line,
@@ -388,6 +408,13 @@ def _outside(flag: Flag, word: Word, launch: Launch, source: Source) -> Word | N
             )
             return None
         word = replace(word, text=posixpath.normpath(posixpath.join(launch.folder, word.text)))
+    if flag.name in ("speculative-draft-model-path", "tokenizer-path") and _is_hub_name(word.text):
+        what = f"--{flag.name} {word.text} is downloaded by its name when the server starts"
+        source.find(
+            word.line,
+            what,
+            f"hf download {word.text} --local-dir {MODELS}/{word.text.partition('/')[2]}, and write that folder",
+        )
     box = launch.container
     if not box or not re.match(r"/[^/\s]", word.text) or word.text.startswith("/v1"):
         return word

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 
 from kernelswap import sglang
 from kernelswap.importing.words import Source, Word
+from kernelswap.sglang import Flag as SglangFlag
+from kernelswap.sglang import Release
 
 
 @dataclass(frozen=True)
@@ -20,10 +22,10 @@ class Flag:
     values: tuple[Word, ...] = ()
 
 
-def flags(words: Sequence[Word], source: Source) -> list[Flag]:
-    """The flags of a launch line, each once: the last one counts, as for argparse."""
+def flags(words: Sequence[Word], source: Source, release: Release) -> list[Flag]:
+    """The flags of a launch line as a release spells them, each once: the last one counts, as for argparse."""
     found: dict[str, Flag] = {}
-    for flag in _read(_settled(words, source), source):
+    for flag in _read(_settled(words, source), source, release):
         first = found.pop(flag.name, flag)
         if [word.text for word in first.values] != [word.text for word in flag.values]:
             what = f"--{flag.name} is given twice, in line {first.word.line} with another value"
@@ -52,7 +54,7 @@ def _settled(words: Sequence[Word], source: Source) -> list[Word]:
     return settled
 
 
-def _read(words: Sequence[Word], source: Source) -> Iterator[Flag]:
+def _read(words: Sequence[Word], source: Source, release: Release) -> Iterator[Flag]:
     index = 0
     while index < len(words):
         word = words[index]
@@ -65,10 +67,10 @@ def _read(words: Sequence[Word], source: Source) -> Iterator[Flag]:
         while index < len(words) and not _is_flag(words[index]):
             values.append(words[index])
             index += 1
-        flag, became = _known(name, word, source)
+        flag, became = _known(name, word, source, release)
         if became is not None:
             values = [replace(word, text=became), *values]
-        given, strays = _arity(flag, word, values, bool(equals), source)
+        given, strays = _arity(flag, word, values, bool(equals), source, release)
         if given is not None:
             yield Flag(flag, word, given)
         for stray in strays:
@@ -86,20 +88,24 @@ def _is_flag(word: Word) -> bool:
     )
 
 
-def _known(written: str, word: Word, source: Source) -> tuple[str, str | None]:
-    """A flag as Kernelswap spells it: with dashes, written out, by today's name; and the value that a bare one became.
+def _known(written: str, word: Word, source: Source, release: Release) -> tuple[str, str | None]:
+    """A flag as Kernelswap spells it: with dashes, written out, by the release's name; and the value it became.
 
     What SGLang does not know stays as it is: `kernelswap check` says what to do about it.
     """
-    release = sglang.newest()
     name = written.replace("_", "-")
     if name != written:
         source.find(word.line, f"--{written} has underscores, which SGLang refuses", f"--{name} was taken")
     if not word.text.startswith("--"):
         source.find(word.line, f"`{word.text}` has one dash, which SGLang refuses", f"--{name} was taken")
     if name in release.spellings:
-        # A negation is a flag of its own here.
-        return (release.spellings[name] if name not in release.flag(name).negations else name), None
+        if name not in sglang.newest().spellings:
+            what = f"--{name} is gone in SGLang {sglang.newest().version}"
+            source.find(word.line, what, f"kept, for SGLang {release.version} has it; {_later(name)}")
+        if name in release.flag(name).negations:
+            return name, None
+        today = sglang.canonical(name)
+        return (today if today in release.spellings else release.spellings[name]), None
     for row in reversed(sglang.renames()["renames"]):
         renamed, _, value = row.get("renamed_to", "").partition(": ")
         if (row.get("flag"), row.get("value")) != (name, None) or renamed not in release.spellings:
@@ -116,6 +122,13 @@ def _known(written: str, word: Word, source: Source) -> tuple[str, str | None]:
     return name, None
 
 
+def _later(name: str) -> str:
+    """What a newer release wants instead."""
+    rows = (row for row in reversed(sglang.renames()["renames"]) if (row.get("flag"), row.get("value")) == (name, None))
+    row = next(rows, {})
+    return f"later write `{row['renamed_to']}`" if row.get("renamed_to") else "later remove it"
+
+
 def _is_bare(flag: str) -> bool:
     """Whether a flag takes no value, in the newest release that knows it."""
     known = (sglang.release(version) for version in reversed(sglang.versions()))
@@ -124,13 +137,13 @@ def _is_bare(flag: str) -> bool:
 
 
 def _arity(
-    flag: str, word: Word, values: Sequence[Word], equals: bool, source: Source
+    flag: str, word: Word, values: Sequence[Word], equals: bool, source: Source, release: Release
 ) -> tuple[tuple[Word, ...] | None, list[Word]]:
     """The values that belong to a flag, and those that do not; None if it misses one."""
     given = list(values)
-    if flag not in sglang.newest().spellings:
+    if flag not in release.spellings:
         return tuple(given), []
-    known = sglang.newest().flag(flag)
+    known = release.flag(flag)
     if known.bare:
         if given and (equals or re.fullmatch(r"(?i)true|false|1|0|yes|no", given[0].text)):
             what = f"--{flag} takes no value, so SGLang would refuse `{given[0].text}`"
@@ -142,7 +155,7 @@ def _arity(
     if not given and known.nargs not in ("?", "*"):
         source.refuse(word.line, f"--{flag} has no value", "write it")
         return None, []
-    if given and (mended := _json(flag, word, given, source)):
+    if given and (mended := _json(known, given, source)):
         return (mended,), []
     return tuple(given[:1]), given[1:]
 
@@ -156,7 +169,7 @@ def _stray(word: Word, source: Source, todo: str) -> None:
         source.refuse(word.line, f"`{word.text}` belongs to no flag, so SGLang would refuse the line", todo)
 
 
-def _json(flag: str, word: Word, given: Sequence[Word], source: Source) -> Word | None:
+def _json(flag: SglangFlag, given: Sequence[Word], source: Source) -> Word | None:
     """JSON whose quotes the shell took away, as it was meant."""
     first = given[0]
     if first.unknown or not re.match(r"[\s'\"]*[{\[]", first.text) or _is_json(first.text):
@@ -167,11 +180,11 @@ def _json(flag: str, word: Word, given: Sequence[Word], source: Source) -> Word 
     for text in (written, got) if not re.search(r"[$`]", written) else (got,):
         for meant in (text.strip("\"'"), text.strip("\"'").replace('\\"', '"'), text.replace("'", '"')):
             if _is_json(meant):
-                what = f"--{flag}: the quotes of this JSON do not come through as meant, and SGLang gets `{got}`"
+                what = f"--{flag.name}: the quotes of this JSON do not come through as meant, and SGLang gets `{got}`"
                 source.find(first.line, what, "put single quotes around it; what is meant was taken")
                 return replace(first, text=meant)
-    if sglang.newest().flag(flag).type == "json" or first.text.startswith("{"):
-        source.refuse(first.line, f"--{flag}: `{got}` is no JSON", "put single quotes around the JSON")
+    if flag.type == "json" or first.text.startswith("{"):
+        source.refuse(first.line, f"--{flag.name}: `{got}` is no JSON", "put single quotes around the JSON")
         return first
     return None
 

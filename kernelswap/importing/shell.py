@@ -21,6 +21,8 @@ _PARSER = Parser(Language(tree_sitter_bash.language()))
 
 _LITERAL = {"word", "number", "variable_name", "extglob_pattern", "regex", "test_operator"}
 _LOOPS = {"while_statement", "for_statement", "c_style_for_statement"}
+# `--host <HOST_IP>`, as documentation has it; a shell would read a file.
+_PLACEHOLDER = r"(--[\w-]+[ =]\"?)(<[A-Za-z][^<>]*>)"
 _BRANCHES = {"if_statement", "case_statement"}
 
 
@@ -88,12 +90,24 @@ class Script:
             self.source.find(self.first, "has Windows line ends, which break continued lines", "save it with Unix ones")
             text = text.replace("\r\n", "\n")
         lines = text.split("\n")
+        markdown, within = any(line.lstrip().startswith("```") for line in lines), False
         for index, line in enumerate(lines):
+            if markdown:  # only its blocks of shell
+                fence = re.match(r"\s*```(\w*)", line)
+                if fence:
+                    within = not within and fence[1] in ("", "bash", "sh", "shell", "zsh", "console", "text")
+                if fence or not within:
+                    lines[index] = ""
+                    continue
             lines[index] = re.sub(r"^(\s*)\$ (?=\S)", r"\1", line)
             if re.search(r"\\[ \t]+$", line) and not line.lstrip().startswith("#"):
                 what = "has a blank after its last backslash, so the shell ends the command here"
                 self.source.find(self.first + index, what, "remove the blank; the next line was taken as part of it")
                 lines[index] = lines[index].rstrip()
+            for match in re.finditer(_PLACEHOLDER, line):
+                what = f"`{match[2]}` stands for a value that is still to be written"
+                self.source.refuse(self.first + index, what, "write the value")
+            lines[index] = re.sub(_PLACEHOLDER, r"\1VALUE", lines[index])
         return "\n".join(lines)
 
     def _errors(self, node: Node) -> None:

@@ -99,8 +99,10 @@ def _words(item: Setting, specifiers: Mapping[str, str], source: Source) -> tupl
     except ValueError as error:
         source.refuse(item.line, f"`{item.key}=` has {error}", "close it")
         return ()
-    if words:
-        words[0] = replace(words[0], text=words[0].text.lstrip("-@:+!|"))
+    if words and item.key == "ExecStart":
+        program = words[0].text.lstrip("-@:+!|")
+        # After @ the second word is the name that the process is given.
+        words[:2] = [replace(words[0], text=program), *words[2 if "@" in words[0].text[: -len(program)] else 1 : 2]]
     return tuple(_specified(word, specifiers) for word in words)
 
 

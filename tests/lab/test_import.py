@@ -1,4 +1,4 @@
-"""`kernelswap import`: the real systemd's words and the real SGLang's parser say the same of a launch line and its files."""
+"""`kernelswap import`: the real systemd and the real SGLang's parser read a launch line and its files alike."""
 
 from __future__ import annotations
 
