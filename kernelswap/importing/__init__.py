@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kernelswap.agent.redaction import redact
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.importing import assemble, launch, write
 from kernelswap.importing.words import Source
@@ -44,7 +45,10 @@ def read(text: str, name: str, wishes: Wishes) -> Imported:
     try:
         return _read(text, source, wishes)
     except ConfigError as error:
-        raise Refused(error.faults, _tidy(source)) from None
+        raise Refused(tuple(map(_redacted, error.faults)), _tidy(source)) from None
+    except RecursionError:
+        fault = Fault(name, "is nested too deeply", "import the launch line alone")
+        raise Refused((fault,), _tidy(source)) from None
 
 
 class Refused(ConfigError):
@@ -95,4 +99,9 @@ def _tidy(source: Source) -> tuple[Fault, ...]:
         match = re.search(r":(\d+)(:|$)", fault.where)
         return int(match[1]) if match else 0
 
-    return tuple(sorted(dict.fromkeys(source.findings), key=place))
+    return tuple(sorted(dict.fromkeys(map(_redacted, source.findings)), key=place))
+
+
+def _redacted(fault: Fault) -> Fault:
+    """Findings quote what was written."""
+    return Fault(fault.where, redact(fault.what), fault.todo)

@@ -271,7 +271,7 @@ def _secret(result: Server, flag: Flag, source: Source) -> None:
     else:
         source.find(
             word.line,
-            f"--{flag.name} comes from the variable {name}",
+            f"--{flag.name} is read from the variable {name}",
             f"export {name} where you run pyinfra, or name a file: secrets: {{{flag.name}: {{file: PATH}}}}",
         )
 
@@ -390,6 +390,10 @@ def _value(flag: Flag, launch: Launch, source: Source) -> Any:
         return None
     words = [_outside(flag, word, launch, source) for word in flag.values]
     kept = [word.text for word in words if word is not None]
+    if any(redact(text) != text for text in kept):
+        what = f"--{flag.name} holds a secret in clear"
+        source.refuse(flag.word.line, what, "take it out and change it; a server can read a file (HF_TOKEN_PATH)")
+        return None
     if len(kept) < len(words):
         return None
     if not kept:

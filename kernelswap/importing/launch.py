@@ -37,7 +37,8 @@ def launches(text: str, source: Source, variables: Mapping[str, str]) -> list[La
         commands, user = unit.commands(text, source, variables)
         found = _among(commands, source, variables)
         for launch in found:
-            launch.user = launch.user or user
+            root = None if launch.container else Word("root", launch.first)  # a unit's user without User=
+            launch.user = launch.user or user or root
         if not found:
             _explain_absence(commands, source)
         return found
