@@ -35,9 +35,8 @@ def services(text: str, source: Source, variables: Mapping[str, str]) -> list[Se
     found = content.get("services")
     if not isinstance(found, Mapping):
         return []
-    for key in ("include",):
-        if key in content:
-            setting(source, _line(content, key), key, f"{key}:")
+    if "include" in content:
+        setting(source, _line(content, "include"), "include", "include:")
     reader = _Reader(source, text.split("\n"), variables)
     return [reader.service(str(name), found, name) for name in found if isinstance(found[name], Mapping)]
 
@@ -59,11 +58,7 @@ class _Reader:
     variables: Mapping[str, str]
 
     def word(self, text: Any, line: int) -> Word:
-        shown = (
-            {True: "true", False: "false", None: ""}.get(text, str(text))
-            if isinstance(text, bool | None)
-            else str(text)
-        )
+        shown = "" if text is None else str(text).lower() if isinstance(text, bool) else str(text)
         return self.known(Word(shown, line, shown))
 
     def known(self, word: Word) -> Word:
@@ -77,12 +72,9 @@ class _Reader:
         item, line = parent[key], _line(parent, key)
         container = Container(line, image=self.word(item.get("image", ""), line).text)
         words = (*self.command(item, "entrypoint"), *self.command(item, "command"))
-        service = Service(name, line, words, container)
-        if any(knowledge.LAUNCH.search(" ".join(word.text for word in words)) for _ in (0,)) or _is_server(
-            container, words
-        ):
+        if knowledge.LAUNCH.search(" ".join(word.text for word in words)) or _is_server(container, words):
             self.settings(item, container)
-        return service
+        return Service(name, line, words, container)
 
     def settings(self, item: Any, container: Container) -> None:
         known = knowledge.table()["container"]
@@ -95,15 +87,10 @@ class _Reader:
                 setting(self.source, line, known["compose-names"][key], shown)
             elif key not in known["compose-quiet"] and not str(key).startswith("x-"):
                 setting(self.source, line, "other", f"{key}:")
-        for variable in self.pairs(item, "environment"):
-            container.environment.update([variable])
+        container.environment.update(self.pairs(item, "environment"))
         if "env_file" in item:
             setting(self.source, _line(item, "env_file"), "env-file", "env_file:")
-        if (
-            "restart" in item
-            and item["restart"] not in ("no", False)
-            and not str(item["restart"]).startswith("on-failure:")
-        ):
+        if not re.fullmatch(r"no|False|on-failure:\d+", str(item.get("restart", "no"))):
             setting(self.source, _line(item, "restart"), "restart", f"restart: {item['restart']}")
         if "working_dir" in item:
             container.folder = str(item["working_dir"])

@@ -33,7 +33,7 @@ class Launch:
 
 def launches(text: str, source: Source, variables: Mapping[str, str]) -> list[Launch]:
     """Every launch line of a text, whatever kind of text it is."""
-    if re.search(r"^\[(Service|Unit|Install)\]", text, re.MULTILINE):
+    if re.match(r"(\s*([#;].*)?\n)*\s*\[(Service|Unit|Install)\]", text):
         commands, user = unit.commands(text, source, variables)
         found = _among(commands, source, variables)
         for launch in found:
@@ -42,7 +42,7 @@ def launches(text: str, source: Source, variables: Mapping[str, str]) -> list[La
         if not found:
             _explain_absence(commands, source)
         return found
-    if re.search(r"^services:", text, re.MULTILINE):
+    if re.search(r"^services:", text, re.MULTILINE) and "<<" not in re.sub(r"<<:", "", text):
         return _services(text, source, variables)
     for pattern, what, todo in _KINDS:
         if re.search(pattern, text, re.MULTILINE):
@@ -83,10 +83,8 @@ def _services(text: str, source: Source, variables: Mapping[str, str]) -> list[L
     found = []
     services = compose.services(text, source, variables)
     for service in services:
-        within = Source(source.name, source.findings, source.refusals)
-        environment = dict(service.container.environment)
-        command = Command(service.words, environment, service.container.folder)
-        for launch in _among([command], within, variables, service.container, script=False):
+        command = Command(service.words, service.container.environment, service.container.folder)
+        for launch in _among([command], source, variables, service.container):
             launch.label = f"service {service.name}"
             found.append(launch)
     if not found:
@@ -104,8 +102,8 @@ def _among(
     source: Source,
     variables: Mapping[str, str],
     box: Container | None = None,
-    script: bool = True,
 ) -> list[Launch]:
+    """The launch lines among commands; what the others do is told beside them. box: the container that runs them."""
     found: list[Launch] = []
     documents: list[Launch] = []
     others: list[Command] = []
@@ -121,9 +119,8 @@ def _among(
             others.append(command)
     if not found and documents:
         source.refuse(documents[0].line, "the launch line stands in a here-document", "import that text by itself")
-    if script and found:
-        for command in others:
-            _lint(command, source)
+    for command in others if found else ():
+        _lint(command, source)
     return found
 
 
@@ -141,9 +138,7 @@ def _unwrap(command: Command, source: Source, variables: Mapping[str, str], box:
         knowledge.say(source, redirect.line, f"`{redirect.text}`", knowledge.lint("redirect"))
     while words:
         name = posixpath.basename(words[0].text)
-        if words[0].text.startswith("--") and (
-            box or not command.words or words[0] is command.words[0] or launch.container
-        ):
+        if words[0].text.startswith("--") and (launch.container or words[0] is command.words[0]):
             launch.label = "flags"
             return [_finish(launch, words, None, source)]
         start = _start(words)
@@ -187,10 +182,7 @@ def _may_launch(words: Sequence[Word]) -> bool:
     joined = " ".join(word.text for word in words)
     if first.startswith("--"):
         return True
-    return knowledge.LAUNCH.search(joined) is not None and not re.match(
-        r"(echo|printf|pkill|pgrep|killall|kill|grep|ps|curl|tail|cat|logger|alias|export|pip3?|man|which|nvidia-smi)$",
-        first,
-    )
+    return knowledge.LAUNCH.search(joined) is not None and first not in knowledge.table()["mentioning"]
 
 
 def _start(words: Sequence[Word]) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
@@ -83,9 +83,8 @@ def _known(item: Setting) -> knowledge.Lint:
     return knowledge.setting("unit", item.key)
 
 
-def _expand(word: Word, lookup: object) -> list[Word]:
+def _expand(word: Word, lookup: Callable[[str], str | None]) -> list[Word]:
     """systemd's own variables: `$X` alone is split at blanks, `${X}` is not."""
-    assert callable(lookup)  # noqa: S101
     if match := re.fullmatch(r"\$([A-Za-z_]\w*)", word.text):
         value = lookup(match[1])
         if value is not None:

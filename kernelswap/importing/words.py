@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from kernelswap.errors import ConfigError, Fault
@@ -22,9 +22,6 @@ class Word:
     raw: str = ""
     unknown: tuple[str, ...] = ()
     bare: bool = False
-
-    def join(self, text: str) -> Word:
-        return replace(self, text=text)
 
 
 @dataclass
@@ -137,7 +134,3 @@ def interpolate(word: Word, lookup: Callable[[str], str | None], assumed: Callab
     text = _VARIABLE.sub(value, word.text)
     bare = len(unknown) == 1 and text == unknown[0]
     return replace(word, text=text, unknown=(*word.unknown, *unknown), bare=bare)
-
-
-def texts(words: Iterable[Word]) -> Sequence[str]:
-    return [word.text for word in words]
