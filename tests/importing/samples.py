@@ -6,6 +6,7 @@ The first line of a text may hold options: `# import --path /srv/models/x`.
 from __future__ import annotations
 
 import shlex
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -51,3 +52,9 @@ def rendered(result: Imported, folder: Path) -> list[str]:
         (folder / kind / f"{name}.yaml").write_text(text)
     spec = server_spec(load_library(folder), "main", result.model, result.profile)
     return list(preview(spec, ROOT / "templates").plan.argv[2:])
+
+
+if __name__ == "__main__":
+    # Writes what is printed today; read the difference before it is committed.
+    for each in sys.argv[1:] or NAMES:
+        (CASES / f"{each}.out").write_text(said(run(each)))
