@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from samples import CASES, ROOT, imported, rendered
+from launch_lines import CASES, ROOT, imported, rendered
 
 SNAPSHOT = ROOT / "kernelswap/knowledge/sglang/flags-0.5.23.json"
 TODAY = {

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from samples import CASES, NAMES, imported, options, rendered, run, said
+from launch_lines import CASES, NAMES, imported, options, rendered, run, said
 
 from kernelswap.cli.check import check
 

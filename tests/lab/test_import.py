@@ -13,7 +13,7 @@ import pytest
 from labhost import ROOT, Host
 
 sys.path.insert(0, str(ROOT / "tests" / "importing"))
-from samples import CASES, imported, rendered
+from launch_lines import CASES, imported, rendered
 from test_bash import SCRIPTS, TODAY, by_bash
 
 UNITS = ["l12.service", "unit-full.service", "unit-json-quoted.service"]
