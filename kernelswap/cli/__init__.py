@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from importlib import import_module
+from keyword import iskeyword
 
 import click
 
 from kernelswap import __version__
 
-# command -> its one-line help. Its module kernelswap.cli.<command> has a click command named `command`
-# and is imported only when it is asked for: --help stays quick.
+# command -> its one-line help. Its module kernelswap.cli.<command> (with a _ after a keyword) has a click command named
+# `command` and is imported only when it is asked for: --help stays quick.
 COMMANDS = {
     "check": "Check models, profiles and an inventory; report every fault at once.",
     "explain": "Say why a server failed, from its log.",
     "history": "Show the swaps that hosts remember.",
+    "import": "Turn an existing launch line into a model and a profile.",
     "render": "Show the unit and the command line of a server.",
     "status": "Show what hosts serve and whether it is what the inventory says.",
 }
@@ -26,7 +28,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = import_module(f"kernelswap.cli.{cmd_name}").command
+        command = import_module(f"kernelswap.cli.{cmd_name}{'_' * iskeyword(cmd_name)}").command
         assert isinstance(command, click.Command)  # noqa: S101 - a programmer's mistake, not a user's
         return command
 

@@ -1,0 +1,1 @@
+docker run --gpus all --ipc=host -p 127.0.0.1:30000:30000 -v $HOME/models:/models -v ~/.cache/huggingface:/root/.cache/huggingface lmsysorg/sglang:latest python3 -m sglang.launch_server --model-path /models/a --host 0.0.0.0

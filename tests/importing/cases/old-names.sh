@@ -1,0 +1,1 @@
+python3 -m sglang.launch_server --model-path /srv/models/a --host 0.0.0.0 --attention-backend nsa --nsa-prefill-backend flashmla_sparse --nsa-decode flashmla_kv --enable-ep-moe --enable-flashinfer-cutlass-moe --stream-output --cuda-graph-bs 1 2 4 8 --disable-cuda-graph

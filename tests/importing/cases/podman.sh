@@ -1,0 +1,1 @@
+podman run --rm -it --device nvidia.com/gpu=all --security-opt=label=disable --net=host --mount type=bind,source=/data/models,target=/models,readonly --env-file ./prod.env --entrypoint python3 docker.io/lmsysorg/sglang:latest -m sglang.launch_server --model-path /models/mixtral --host 0.0.0.0 --tp 2

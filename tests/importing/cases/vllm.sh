@@ -1,0 +1,1 @@
+vllm serve /srv/models/a --tensor-parallel-size 2

@@ -1,0 +1,3 @@
+#!/bin/bash
+export CUDA_VISIBLE_DEVICES=0
+exec /opt/serving/start_server.sh --prod

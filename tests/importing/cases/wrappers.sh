@@ -1,0 +1,1 @@
+sudo -u llm env -u http_proxy CUDA_VISIBLE_DEVICES=0,1 OMP_NUM_THREADS=8 nohup numactl --cpunodebind=0 --membind=0 taskset -c 0-31 /opt/sg/bin/python -u -X faulthandler -m sglang.launch_server --model-path=/srv/models/m1 --tp=2 --host=0.0.0.0 >>/var/log/sg.log 2>&1 &
