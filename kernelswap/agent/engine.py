@@ -3,21 +3,48 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import pkgutil
 import shutil
+import signal
 import subprocess
 import tempfile
-from typing import Dict, Iterator, List, Optional, Sequence
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, TextIO, Tuple
 
-from kernelswap.agent import host
-from kernelswap.protocol import Plan
+from kernelswap.agent import files, host
+from kernelswap.agent.host import Folders
+from kernelswap.protocol import Gpu, Plan, decode, encode
 
-# SGLang decides what a command line means. argparse ends by SystemExit with its message on stderr.
-PARSE = """
-import json, sys
-from sglang.srt.server_args import prepare_server_args
-prepare_server_args(json.load(sys.stdin))
+PROBE = (pkgutil.get_data("kernelswap", "agent/engine_probe.py") or b"").decode()
+
+# All by which one SGLang differs from another, without importing it: its own files, in place or of an editable
+# install, and what is installed beside it.
+IDENTITY = """
+import hashlib, importlib.util, os, sys
+spec = importlib.util.find_spec("sglang")
+seen = []
+def note(path):
+    try:
+        stat = os.stat(path)
+        seen.append((path, stat.st_size, stat.st_mtime_ns))
+    except OSError:
+        pass
+for root in spec.submodule_search_locations or () if spec else ():
+    for folder, _, names in os.walk(root):
+        for name in names:
+            if name.endswith(".py"):
+                note(os.path.join(folder, name))
+for folder in filter(os.path.isdir, sys.path):
+    for name in os.listdir(folder):
+        if name.endswith((".dist-info", ".pth", ".py", ".egg-link")):
+            note(os.path.join(folder, name))
+            note(os.path.join(folder, name, "RECORD"))
+print(hashlib.sha256(repr((sys.version, sorted(seen))).encode()).hexdigest() if spec else "")
 """
 
 # The serving benchmark has moved (2026-07); the old name still works and warns.
@@ -29,6 +56,27 @@ sys.argv[0] = name
 runpy.run_module(name, run_name="__main__", alter_sys=True)
 """
 
+KEPT = 20  # answers of an instance
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What SGLang made of a command line.
+
+    phase: where it stopped: start (it could not be asked), import, parse or resolve; "" if nowhere. refusal: its own
+    words; unknown: why it could not say, which is no refusal. resolved: whether the rules across flags and for the
+    architecture were asked too. values: its arguments by name, as JSON; given: those that the command line sets.
+    """
+
+    version: str = ""
+    phase: str = ""
+    refusal: str = ""
+    unknown: str = ""
+    resolved: bool = False
+    values: Dict[str, str] = field(default_factory=dict)
+    given: Dict[str, str] = field(default_factory=dict)
+    warnings: Tuple[str, ...] = ()
+
 
 def run(
     plan: Plan,
@@ -39,7 +87,6 @@ def run(
     folder: str = "/",
 ) -> subprocess.CompletedProcess[str]:
     """Run the engine's interpreter as the unit's user. Raises OSError or subprocess.TimeoutExpired."""
-    uid, gid = host.user_ids(plan.user)
     return subprocess.run(
         [plan.python, *words],
         input=stdin,
@@ -48,12 +95,14 @@ def run(
         errors="replace",
         timeout=timeout,
         check=False,
-        cwd=folder,
-        env={**plan.environment, **(extra or {})},
-        user=uid,
-        group=gid,
-        extra_groups=os.getgrouplist(plan.user, gid),
+        **_as_the_unit(plan, extra or {}, folder),
     )
+
+
+def _as_the_unit(plan: Plan, extra: Mapping[str, str], folder: str) -> Dict[str, Any]:
+    uid, gid = host.user_ids(plan.user)
+    groups = os.getgrouplist(plan.user, gid)
+    return {"cwd": folder, "env": {**plan.environment, **extra}, "user": uid, "group": gid, "extra_groups": groups}
 
 
 @contextlib.contextmanager
@@ -67,22 +116,148 @@ def scratch(plan: Plan) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def parser_says(plan: Plan, timeout: float) -> str:
-    """What SGLang's own parser has against the command line; "" if it takes it."""
-    words = list(plan.argv[plan.argv.index("-m") + 2 :]) if "-m" in plan.argv else list(plan.argv)
+@contextlib.contextmanager
+def asked(folders: Folders, plan: Plan, gpus: Sequence[Gpu] = ()) -> Iterator[Callable[[], Answer]]:
+    """Ask SGLang what it makes of the command line; the answer is waited for when it is called for.
+
+    gpus: those that the server will have, as NVML sees them. One process at most, and none where nothing has changed
+    since the same was asked.
+    """
+    deadline = time.monotonic() + plan.timeouts.preflight
+    with contextlib.ExitStack() as stack:
+        try:
+            seen = _seen_of(gpus)
+            kept = _place(folders, plan, seen)
+            if kept and (known := _recall(kept)):
+                yield lambda: known
+                return
+            process, out, err = _start(stack, plan, seen)
+        except subprocess.TimeoutExpired:
+            yield lambda: Answer(phase="start", refusal=_LATE.format(plan.timeouts.preflight))
+            return
+        except OSError as error:
+            told = f"{plan.python}: {error.strerror}"
+            yield lambda: Answer(phase="start", refusal=told)
+            return
+
+        def answer() -> Answer:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                return Answer(phase="start", refusal=_LATE.format(plan.timeouts.preflight))
+            found = _read(out, err, process.returncode)
+            if kept and found.phase in ("", "parse", "resolve") and not found.unknown:
+                _keep(kept, found)
+            return found
+
+        yield answer
+
+
+_LATE = "SGLang did not answer within {:g} s"
+
+
+def _start(
+    stack: contextlib.ExitStack, plan: Plan, seen: Sequence[Mapping[str, Any]]
+) -> Tuple[subprocess.Popen[bytes], TextIO, TextIO]:
+    """The probe's process, ended with the stack, and the files of what it says. Raises OSError."""
+    folder = stack.enter_context(scratch(plan))
+    question, out, err = (stack.enter_context(_file()) for _ in range(3))
+    json.dump({"argv": words_of(plan)}, question)
+    question.seek(0)
+    # The unit's own cache folder is there from its first start on only.
+    extra = {"HOME": folder, "TMPDIR": folder, "SGLANG_CACHE_DIR": folder, "KERNELSWAP_GPUS": json.dumps(seen)}
+    process = subprocess.Popen(
+        [plan.python, "-c", PROBE],
+        stdin=question,
+        stdout=out,
+        stderr=err,
+        start_new_session=True,
+        **_as_the_unit(plan, extra, folder),
+    )
+    stack.callback(_end, process)
+    return process, out, err
+
+
+def _file() -> ContextManager[TextIO]:
+    return tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _read(out: TextIO, err: TextIO, code: int) -> Answer:
+    out.seek(0)
+    with contextlib.suppress(ValueError):
+        return decode(Answer, out.read())
+    err.seek(0)
+    lines = [line.strip() for line in err if line.strip()]
+    return Answer(phase="import", refusal=lines[-1] if lines else f"SGLang ended with {code} when asked")
+
+
+def words_of(plan: Plan) -> List[str]:
+    """The words that SGLang itself reads; without those that pass secrets."""
+    return list(plan.argv[plan.argv.index("-m") + 2 :]) if "-m" in plan.argv else list(plan.argv)
+
+
+def _seen_of(gpus: Sequence[Gpu]) -> List[Dict[str, Any]]:
+    """What the probe is told of the GPUs; nothing where NVML does not know them all."""
+    if any(not gpu.capability or gpu.memory_total is None for gpu in gpus):
+        return []
+    return [
+        {
+            "capability": [int(part) for part in gpu.capability.split(".")],
+            "name": gpu.name,
+            "memory": (gpu.memory_total or 0) * 1024 * 1024,
+        }
+        for gpu in gpus
+    ]
+
+
+# The answers that are kept, by the digest of all that decides them.
+
+
+def _place(folders: Folders, plan: Plan, seen: Sequence[Mapping[str, Any]]) -> Optional[Path]:
+    """Where the answer is kept; None where the engine cannot be told from another. Raises OSError, TimeoutExpired."""
+    identity = run(plan, ["-c", IDENTITY], plan.timeouts.preflight).stdout.strip()
+    if not identity:
+        return None
+    driver = files.read(Path("/proc/driver/nvidia/version"))
+    words = words_of(plan)
+    decides = [PROBE, plan.python, identity, plan.user, plan.environment, words, _touched(words), seen, driver]
+    return folders.answers / (hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest() + ".json")
+
+
+def _touched(words: Sequence[str]) -> List[Any]:
+    """The state of each file and folder that a command line names, of the model's for one."""
+    found: List[Any] = []
+    for path in (Path(word[word.find("=") + 1 :]) for word in words if "/" in word):
+        with contextlib.suppress(OSError, ValueError):
+            entries = sorted(path.iterdir()) if path.is_dir() else [path]
+            for entry in entries:
+                stat = entry.stat()
+                found.append([str(entry), stat.st_size, stat.st_mtime_ns])
+            found.append(host.digest(path / "config.json"))
+    return found
+
+
+def _recall(path: Path) -> Optional[Answer]:
     try:
-        with scratch(plan) as folder:
-            # The unit's own cache folder is there from its first start on only.
-            extra = {"HOME": folder, "SGLANG_CACHE_DIR": folder}
-            done = run(plan, ["-W", "ignore", "-c", PARSE], timeout, json.dumps(words), extra, folder)
-    except subprocess.TimeoutExpired:
-        return f"SGLang's parser did not answer within {timeout:g} s"
-    except OSError as error:
-        return f"{plan.python}: {error.strerror}"
-    if done.returncode == 0:
-        return ""
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else f"SGLang's parser ended with {done.returncode}"
+        found = decode(Answer, files.read(path) or "")
+        path.touch()
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def _keep(path: Path, answer: Answer) -> None:
+    with contextlib.suppress(OSError):  # it is asked again then
+        files.write(path, encode(answer), mode=0o600)
+        newest = sorted(path.parent.glob("*.json"), key=lambda entry: entry.stat().st_mtime, reverse=True)
+        for old in newest[KEPT:]:
+            files.remove(old)
 
 
 def readable_faults(plan: Plan) -> List[str]:

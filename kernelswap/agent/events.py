@@ -56,4 +56,4 @@ def render(event: Event) -> Optional[str]:
         return f"{event.step:<12}{event.seconds or 0:7.1f} s  FAILED: {event.text}"
     if event.kind == "progress":
         return f"{event.step:<12}    ...    {event.text}"
-    return event.text
+    return f"note: {event.text}" if event.kind == "note" else event.text

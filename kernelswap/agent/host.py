@@ -114,6 +114,11 @@ class Folders:
         """What SGLang made of a release's command line, see protocol.Resolved."""
         return self.state / "resolved" / f"{release}.json"
 
+    @property
+    def answers(self) -> Path:
+        """What SGLang answered in preflights, see engine.py."""
+        return self.state / "answers"
+
     def evidence(self, swap: str) -> Path:
         return self.state / "swaps" / swap
 
@@ -159,7 +164,7 @@ class Journal:
 
     started: epoch seconds, for people; uptime: the same moment in seconds since the boot `boot`, which no change of the
     clock moves. touched: something that ran may have been stopped. back: the rollback has begun, because of `cause`.
-    steps: those that have ended.
+    steps: those that have ended. notes: see protocol.Report.
     """
 
     request: Request
@@ -173,6 +178,7 @@ class Journal:
     cause: str = ""
     uptime: Optional[float] = None
     steps: Tuple[StepResult, ...] = ()
+    notes: Tuple[str, ...] = ()
 
 
 class JournalLost(Exception):

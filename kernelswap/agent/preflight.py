@@ -1,14 +1,20 @@
-"""What can be checked before anything is touched. Every check returns its faults; all are reported at once."""
+"""What can be checked before anything is touched. Every check returns its faults; all are reported at once.
+
+What SGLang itself says takes seconds, so it is asked first and waited for last.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import List
+from typing import List, Optional, Sequence, Tuple
 
+from kernelswap import backends
 from kernelswap.agent import (
     containers,
     engine,
@@ -25,26 +31,48 @@ from kernelswap.agent import (
 from kernelswap.agent.host import Folders
 from kernelswap.agent.occupants import Occupants
 from kernelswap.agent.processes import Process
-from kernelswap.protocol import CONFIG_ROOT, STATE_ROOT, Plan, Request
+from kernelswap.agent.redaction import names_secret
+from kernelswap.protocol import CONFIG_ROOT, STATE_ROOT, Gpu, Plan, Request, Resolved
 
 SYSTEMD_MIN = 247  # the first with reliable --timestamp=unix and credentials
 
 
-def faults(folders: Folders, request: Request, plan: Plan, found: Occupants) -> List[str]:
-    """Everything that stands against this swap, one fault with its way out a line."""
+@dataclass(frozen=True)
+class Findings:
+    """What a preflight found: faults stand against the swap, each with its way out; notes do not."""
+
+    faults: List[str]
+    notes: List[str]
+    resolved: Optional[Resolved] = None
+
+
+def look(folders: Folders, request: Request, plan: Plan, found: Occupants) -> Findings:
+    nobody = user(plan)
+    if nobody:  # nothing can be asked as nobody
+        return Findings([*nobody, *host_faults(folders, request, plan, found)], [])
+    present, broken = _gpus(plan)
+    usable = gpus.assigned(present, plan.gpus) if gpus.needs(plan) else []
+    with engine.asked(folders, plan, usable) as answer:
+        cheap = [*host_faults(folders, request, plan, found), *broken, *gpu(plan, found, present, broken)]
+        unusable = engine.readable_faults(plan)
+        said = answer()
+    faults = [*cheap, *(f"{line}: correct the path or its permissions" for line in unusable)]
+    faults += engine_faults(plan, said, bool(faults), bool(unusable))
+    return Findings(faults, notes(plan, said, usable), _resolved(plan, said))
+
+
+def host_faults(folders: Folders, request: Request, plan: Plan, found: Occupants) -> List[str]:
     return [
         *system(),
         *masked(folders),
-        *user(plan),
         *torn(folders, plan),
         *disk(folders, plan),
         *unwritable(folders),
         *port(plan, found),
-        *gpu(plan, found),
         *strays(request, plan, found),
         *stuck(found),
         *way_back(folders, request),
-    ] or engine_faults(plan)
+    ]
 
 
 def system() -> List[str]:
@@ -150,11 +178,17 @@ def port(plan: Plan, found: Occupants) -> List[str]:
     ]
 
 
-def gpu(plan: Plan, found: Occupants) -> List[str]:
+def _gpus(plan: Plan) -> Tuple[Tuple[Gpu, ...], List[str]]:
+    """The host's GPUs, or why they cannot be read."""
     try:
-        present = gpus.of_host(plan)
+        return gpus.of_host(plan), []
     except gpus.GpuError as error:
-        return [f"{error}: repair the driver, or reboot the host"]
+        return (), [f"{error}: repair the driver, or reboot the host"]
+
+
+def gpu(plan: Plan, found: Occupants, present: Sequence[Gpu], broken: Sequence[str] = ()) -> List[str]:
+    if broken:
+        return []
     usable = gpus.assigned(present, plan.gpus)
     errors = kernel_log.xids() if any(gpu.error for gpu in present) else []
     lines = gpus.faults(present, plan.gpus, errors) if gpus.needs(plan) else []
@@ -247,10 +281,79 @@ def stuck(found: Occupants, patience: float = 3.0) -> List[str]:
     ]
 
 
-def engine_faults(plan: Plan) -> List[str]:
-    """Asked last and only of a sound host, since it costs seconds: what SGLang itself says of the command line."""
-    unreadable = engine.readable_faults(plan)
-    if unreadable:
-        return [f"{line}: correct the path or its permissions" for line in unreadable]
-    refused = engine.parser_says(plan, plan.timeouts.preflight)
-    return [f"SGLang refuses the flags of {plan.release}: {refused}: correct the profile"] if refused else []
+def engine_faults(plan: Plan, said: engine.Answer, others: bool = False, unusable: bool = False) -> List[str]:
+    """What SGLang has against the command line.
+
+    others: there are other faults, of which it may only feel the consequences when it cannot even be asked; unusable:
+    so are the interpreter or the model's files, and then only its parser's word counts.
+    """
+    lines = []
+    wanted = plan.engine_version
+    if wanted and said.version and said.version != wanted:
+        todo = f"install {wanted}, or change `engine: {{version: ...}}`"
+        lines.append(f"SGLang {said.version} is installed for {plan.python}, {plan.release} wants {wanted}: {todo}")
+    consequence = (others and said.phase == "start") or (unusable and said.phase != "parse")
+    if said.refusal and not consequence:
+        shown = said.refusal if said.phase == "parse" else f"{said.refusal}{_meant(plan, said.refusal)}"
+        lines.append(f"SGLang refuses the flags of {plan.release}: {shown}: correct the profile")
+    return lines
+
+
+def _meant(plan: Plan, text: str) -> str:
+    """The declared flags that an error speaks of, which seldom names them as they are typed."""
+
+    def bare(words: str) -> str:
+        return "".join(letter for letter in words.lower() if letter.isalnum())
+
+    said = bare(text)
+    flags = [
+        f"{name}: {value}"
+        for name, value in plan.flags.items()
+        if (len(bare(value)) > 3 and value != "true" and bare(value) in said) or bare(name) in said
+    ]
+    return f" ({', '.join(flags)})" if flags else ""
+
+
+def notes(plan: Plan, said: engine.Answer, usable: Sequence[Gpu]) -> List[str]:
+    """What stands in no way of the swap and is worth knowing; the one place where such lines come together."""
+    return [
+        *sglang_notes(said),
+        *backend_notes(plan, said, usable),
+    ]
+
+
+NOTES_OF_SGLANG = 20  # of one command line; more would hide the others
+
+
+def sglang_notes(said: engine.Answer) -> List[str]:
+    lines = [f"SGLang warns: {line[:400]}" for line in said.warnings[:NOTES_OF_SGLANG]]
+    lines += [
+        f"SGLang changes {name} from {value} to {said.values[name]}"
+        for name, value in said.given.items()
+        if said.resolved and value != '"auto"' and value != said.values.get(name, value) and not names_secret(name)
+    ]
+    if said.unknown:
+        lines.append(f"SGLang's rules could not be asked here: {said.unknown}; see whether it starts")
+    elif not said.refusal and not said.resolved:
+        lines.append(f"SGLang {said.version} decides only when it starts: its parser was asked, its rules were not")
+    return lines
+
+
+def backend_notes(plan: Plan, said: engine.Answer, usable: Sequence[Gpu]) -> List[str]:
+    """What is known of these backends. SGLang's own word goes before: where it has refused, it has said it."""
+    architectures = {f"sm{gpu.capability.replace('.', '')}" for gpu in usable if gpu.capability}
+    architecture = architectures.pop() if len(architectures) == 1 else ""
+    method = json.loads(said.values.get("quantization", "null")) or ""
+    known = backends.advice(plan.flags, plan.environment, architecture, str(method), said.version)
+    judged = bool(said.refusal) or said.resolved
+    return [
+        f"{advice.place[1]}: {advice.what}: {advice.todo} ({advice.source})"
+        for advice in known
+        if advice.severity == backends.WARN or not judged
+    ]
+
+
+def _resolved(plan: Plan, said: engine.Answer) -> Optional[Resolved]:
+    if not said.resolved or said.refusal:
+        return None
+    return Resolved(plan.release, said.version, {k: v for k, v in said.values.items() if not names_secret(k)})

@@ -20,6 +20,7 @@ _VALUE = (
     r"b?(?:(?P<quote>['\"])(?:\\.|(?!(?P=quote))[^\\\n]){0,4000}(?P=quote)|(?P<escaped>\\+['\"])(?:(?!(?P=escaped)).){0,4000}(?P=escaped)"
     r"|\[[^\]\n]{0,4000}\]|[\w.]{1,40}\([^)\n]{0,4000}\)|['\"]?[^\s,;)}\]'\"\\]+)"
 )
+_ARGUMENT = re.compile(rf"{_NAME}|\w*watermark_(?:key|config)\w*")
 _HIDDEN = rf"\g<quote>\g<escaped>{MARK}\g<quote>\g<escaped>"
 _RULES = (
     # A key in PEM, whole.
@@ -74,6 +75,11 @@ _RULES = (
         MARK,
     ),
 )
+
+
+def names_secret(argument: str) -> bool:
+    """Whether an argument of SGLang (`api_key`) holds a secret."""
+    return _ARGUMENT.fullmatch(argument) is not None
 
 
 def redact(text: str, values: Sequence[str] = ()) -> str:

@@ -38,8 +38,9 @@ from kernelswap.agent.events import Events
 from kernelswap.agent.host import Folders, Journal
 from kernelswap.agent.occupants import Occupants
 from kernelswap.agent.redaction import redact
+from kernelswap.agent.served import differences, resolved_of
 from kernelswap.agent.server import Failed
-from kernelswap.protocol import Cause, Plan, Report, Request, StepResult, Throughput, decode, encode
+from kernelswap.protocol import Cause, Plan, Report, Request, Resolved, StepResult, Throughput, decode, encode
 
 # What a host does to a step; a fault of ours ends the agent.
 HOST_FAULTS = (
@@ -146,16 +147,42 @@ class Transaction:
         if release in ledger.barred(history) and not self.request.force:
             raise Failed(Cause(f"release {release} failed before and is barred", where, "change it, or use --force"))
         found = self._found()
-        faults = preflight.faults(self.folders, self.request, self.plan, found)
-        if faults:
+        findings = preflight.look(self.folders, self.request, self.plan, found)
+        for note in findings.notes:
+            self._note(note)
+        if findings.faults:
             todo = "correct these and run the same command again"
-            raise Failed(Cause("; ".join(faults), where, todo, "preflight"))
+            raise Failed(Cause("; ".join(findings.faults), where, todo, "preflight"))
+        self._foresee(findings.resolved)
         # What is staged was perhaps never synced, and the way back from here on may lead over a reboot.
         files.sync_tree(self.folders.release(release), top=self.folders.config.parent.parent)
         files.reserve(self.folders.reserve, host.RESERVE)
         overrides = units.status(self.plan.unit).overrides
         changed = f"; the unit is changed by {', '.join(overrides)}" if overrides else ""
         return Seen(f"{len(found.all)} server(s) to replace{changed}{_others(found)}")
+
+    def _foresee(self, resolved: Optional[Resolved]) -> None:
+        """Keep what SGLang made of the command line; forget it of releases that are gone."""
+        path = self.folders.resolved(self.request.release)
+        with contextlib.suppress(OSError):
+            files.remove(path)
+            if resolved:
+                files.write(path, encode(resolved), mode=0o600)
+            staged = host.staged(self.folders)
+            for other in path.parent.glob("*.json"):
+                if other.stem not in staged:
+                    files.remove(other)
+
+    def _note_served(self, plan: Plan, server: Client) -> None:
+        """What the running server made of its command line is what counts; a difference is worth knowing."""
+        path = self.folders.resolved(plan.release)
+        with contextlib.suppress(OSError, ValueError, Unanswered):
+            foreseen = decode(Resolved, files.read(path) or "")
+            served = resolved_of(foreseen, server.server_info())
+            if not foreseen.served:
+                for line in differences(foreseen, served):
+                    self._note(line)
+            files.write(path, encode(served), mode=0o600)
 
     def _found(self) -> Occupants:
         try:
@@ -265,7 +292,10 @@ class Transaction:
         return Seen(f"main pid {units.status(plan.unit).main_pid}")
 
     def _ready(self) -> Seen:
-        return Seen(server.wait_ready(self.plan, self._client(self.plan), self.started, self._tell("ready")))
+        new = self._client(self.plan)
+        seen = Seen(server.wait_ready(self.plan, new, self.started, self._tell("ready")))
+        self._note_served(self.plan, new)
+        return seen
 
     def _smoke(self) -> Seen:
         with self._dead_server_speaks():
@@ -382,6 +412,7 @@ class Transaction:
         old = self._client(plan)
         tell = self._tell("< ready")
         self._step("ready", lambda: Seen(server.wait_ready(plan, old, self.started, tell)), back=True)
+        self._note_served(plan, old)
         # From here on the known-good answers: whatever our checks say, it is not stopped again.
         try:
             self._step("smoke", lambda: Seen(server.smoke(plan, old)), back=True)
@@ -529,6 +560,12 @@ class Transaction:
     def _say(self, step: str, kind: str, text: str = "", seconds: Optional[float] = None) -> None:
         self.events.emit(step, kind, self._redact(text), seconds)
 
+    def _note(self, text: str) -> None:
+        """Tell what stands in no way, and keep it for the report."""
+        line = self._redact(text)
+        self._say(self._shown(), "note", line)
+        self.journal = dataclasses.replace(self.journal, notes=(*self.journal.notes, line))
+
     def _redact(self, text: str) -> str:
         """Log lines are quoted in causes and progress, and a server may have logged its key."""
         releases = [self.request.release, self.journal.previous]
@@ -560,6 +597,7 @@ class Transaction:
             detail=detail,
             evidence=str(self.evidence),
             steps=self.journal.steps,
+            notes=self.journal.notes,
         )
         with contextlib.suppress(OSError):  # the history holds it too
             files.write(self.evidence / "report.json", encode(report))
@@ -610,7 +648,7 @@ class Transaction:
     def _tell_xids(self) -> None:
         with contextlib.suppress(OSError, gpus.GpuError):
             for gpu, xid in gpus.xids_of(self.plan, kernel_log.xids(since=self.journal.started)):
-                self._say("commit", "note", f"{gpus.label(gpu)}: {kernel_log.describe(xid)} during this swap")
+                self._note(f"{gpus.label(gpu)}: {kernel_log.describe(xid)} during this swap")
 
     def _tell(self, step: str) -> Callable[[str], None]:
         return lambda text: self._say(step, "progress", text)

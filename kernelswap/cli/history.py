@@ -47,7 +47,7 @@ def reports_of(state: HostState) -> list[Report]:
 
 
 def describe(reports: list[Report]) -> str:
-    """The table, and below each swap that failed or was measured the lines that say so."""
+    """The table, and below each swap its measurements, its notes, and why it failed."""
     head, *lines = table(HEADINGS, [_cells(report) for report in reports]).split("\n")
     text = [head]
     for line, report in zip(lines, reports, strict=True):
@@ -67,6 +67,7 @@ def _notes(report: Report) -> Iterator[str]:
     for step in report.steps:
         if step.numbers:
             yield f"{step.name}: " + ", ".join(f"{name} {value:g}" for name, value in sorted(step.numbers.items()))
+    yield from (f"note: {note}" for note in report.notes)
     if report.cause:
         yield verdict.headline(report)
         yield from verdict.details(report)

@@ -128,7 +128,7 @@ class World:
             patch.setattr(network, "own_addresses", lambda: ["127.0.0.0/8"])
             patch.setattr(preflight, "system", lambda: [])
             patch.setattr(engine, "readable_faults", lambda _plan: [])
-            patch.setattr(engine, "parser_says", lambda *_others: "")
+            patch.setattr(engine, "asked", lambda *_others: contextlib.nullcontext(engine.Answer))
             patch.setattr(client.Client, "running_requests", lambda _self: 0)
             patch.setattr(server, "wait_ready", ready)
             patch.setattr(server, "smoke", smoke)

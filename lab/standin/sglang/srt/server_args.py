@@ -10,7 +10,12 @@ MOE_RUNNERS = "auto deep_gemm triton triton_kernel flashinfer_trtllm flashinfer_
 ATTENTION = "triton torch_native flex_attention fa3 fa4 flashinfer flashmla trtllm_mla trtllm_mha"
 
 
-def prepare_server_args(argv: list[str]) -> argparse.Namespace:
+class ServerArgs(argparse.Namespace):
+    def resolve_once(self) -> None:
+        """Nothing is decided later than by the parser."""
+
+
+def prepare_server_args(argv: list[str]) -> ServerArgs:
     parser = argparse.ArgumentParser(prog="launch_server.py")
     parser.add_argument("--model-path", required=True)
     parser.add_argument("--served-model-name")
@@ -23,9 +28,10 @@ def prepare_server_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--device")
     parser.add_argument("--enable-metrics", action="store_true")
     parser.add_argument("--config")
-    args = parser.parse_args(argv)
+    args = parser.parse_args(argv, ServerArgs())
     if args.config:  # a flat mapping, its values as JSON; the command line wins
         lines = Path(args.config).read_text(encoding="utf-8").splitlines()
         pairs = [(f"--{name}", str(json.loads(value))) for name, _, value in (line.partition(": ") for line in lines)]
-        args = parser.parse_args([word for pair in pairs for word in pair] + argv)
+        args = parser.parse_args([word for pair in pairs for word in pair] + argv, ServerArgs())
+    del args.config
     return args
