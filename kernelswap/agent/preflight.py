@@ -51,7 +51,7 @@ def look(folders: Folders, request: Request, plan: Plan, found: Occupants) -> Fi
     if nobody:  # nothing can be asked as nobody
         return Findings([*nobody, *host_faults(folders, request, plan, found)], [])
     present, broken = _gpus(plan)
-    usable = gpus.assigned(present, plan.gpus) if gpus.needs(plan) else []
+    usable = [] if plan.flags.get("device") == "cpu" else gpus.assigned(present, plan.gpus)
     with engine.asked(folders, plan, usable) as answer:
         cheap = [*host_faults(folders, request, plan, found), *broken, *gpu(plan, found, present, broken)]
         unusable = engine.readable_faults(plan)
@@ -307,7 +307,7 @@ def _meant(plan: Plan, text: str) -> str:
 
     said = bare(text)
     flags = [
-        f"{name}: {value}"
+        f"--{name} {value}"
         for name, value in plan.flags.items()
         if (len(bare(value)) > 3 and value != "true" and bare(value) in said) or bare(name) in said
     ]

@@ -1,0 +1,128 @@
+"""What a host's SGLang says of a command line is known before anything stops. The GPUs are NVML's simulated ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from labhost import Host, Lab
+from project import MODEL, Project, main_pid, unused
+
+from kernelswap.agent import engine, preflight
+from kernelswap.protocol import Gpu, Plan, decode
+
+HERE = Path(__file__).parent
+MLA = "/srv/models/mla"
+CONFIG = (HERE / "mla_config.json").read_text()
+REAL = """
+engine: {python: /opt/sglang/bin/python}
+environment: {PYTHONPATH: /opt/sglang/shim, HF_HUB_OFFLINE: 1, OMP_NUM_THREADS: 1}
+timeouts: {ready: 60}
+"""
+ARCHITECTURES = {"sm90": (9, 0), "sm100": (10, 0), "sm120": (12, 0)}
+CASES = json.loads((HERE / "preflight_cases.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def host(lab: Lab) -> Iterator[Host]:
+    """A host with two models' folders: the lab's tiny one with the configuration of another architecture."""
+    host = unused(lab)
+    host.run(f"cp -r /srv/models/tiny {MLA}")
+    host.write(f"{MLA}/config.json", CONFIG)
+    yield host
+    host.run("rm -rf /run/nvml-sim")
+
+
+def test_the_verdict_is_sglangs_own(host: Host) -> None:
+    """Every command line on every architecture, asked by our probe, and of SGLang itself."""
+    asked = [
+        (name, architecture, ["--model-path", MLA, "--device", "cuda", *case["words"]])
+        for name, case in CASES.items()
+        for architecture in ARCHITECTURES
+    ]
+    question = {"probe": engine.PROBE, "cases": [[ARCHITECTURES[where], words] for _, where, words in asked]}
+    host.write("/root/direct.py", (HERE / "direct.py").read_text())
+    host.write("/root/question.json", json.dumps(question))
+    command = "env PYTHONPATH=/opt/sglang/shim HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 /opt/sglang/bin/python"
+    answers = json.loads(host.output(f"{command} /root/direct.py </root/question.json 2>/root/log", timeout=600))
+    for (name, architecture, words), (probed, direct) in zip(asked, answers, strict=True):
+        case = CASES[name]
+        said = decode(engine.Answer, json.dumps(probed))
+        faults = preflight.engine_faults(plan(words), said)
+        where = f"{name} on {architecture}: {said.refusal} {said.unknown}"
+        assert (faults == []) == direct["accepted"] == (architecture in case["accepted"]), where
+        if direct["accepted"]:
+            assert said.resolved, where
+            assert without_chance(said.values) == without_chance(direct["values"]), where
+        else:
+            assert said.refusal, where
+            assert said.refusal in " ".join(direct["says"].split()), where
+            assert case["names"] in faults[0], where
+        gpu = Gpu(0, capability="{}.{}".format(*ARCHITECTURES[architecture]))
+        warned = preflight.backend_notes(plan(words), said, [gpu])
+        assert [bool(warned)] == [architecture in case["warned"]], f"{where}: {warned}"
+
+
+def plan(words: list[str]) -> Plan:
+    flags = dict(zip((word.removeprefix("--") for word in words[::2]), words[1::2], strict=True))
+    argv = ("-m", "sglang.launch_server", *words)
+    return Plan("main", "b-2", "b", "m", "/p", argv, {}, "root", MLA, "m", "::", 30000, flags=flags)
+
+
+def without_chance(values: dict[str, str]) -> dict[str, Any]:
+    """What every resolution draws anew is left out."""
+    return {name: value for name, value in values.items() if name != "random_seed"}
+
+
+def test_a_refusal_comes_before_anything_stops(host: Host, tmp_path: Path) -> None:
+    project = Project(tmp_path, [(host, {})]).write()
+    project.model(MODEL.replace("/srv/models/tiny", MLA).replace("device: cpu", "device: cuda"))
+    for name, case in CASES.items():
+        project.profile(name, f"{REAL}\nflags: {json.dumps(plan(case['words']).flags)}")
+    assert project.deploy("-y").code == 0
+    pid = main_pid(host)
+
+    # Of the architecture, by the literal command.
+    refused = project.deploy("--profile", "cutedsl_mla", "-y")
+    assert refused.code == 1
+    assert "CuteDSL MLA backend is only supported on Blackwell GPUs (SM100)" in refused
+    assert "(--attention-backend cutedsl_mla)" in refused
+    assert main_pid(host) == pid
+
+    # The same again is known already.
+    cold = seconds(host)
+    assert project.deploy("--profile", "cutedsl_mla", "-y").code == 1
+    warm = seconds(host)
+    print(f"the preflight took {cold:.2f} s, and {warm:.2f} s when it was asked again")
+    assert warm < cold / 2
+    assert host.output("ls /var/lib/kernelswap/main/answers | wc -l") == "2"  # and the stand-in's
+
+    # Other GPUs are another question.
+    host.write("/run/nvml-sim/cc", "9.0\n")
+    refused = project.deploy("--profile", "trtllm_mla", "-y")
+    assert refused.code == 1
+    assert "TRTLLM MLA backend is only supported on Blackwell GPUs (SM100/SM12x)" in refused
+    assert main_pid(host) == pid
+
+    # What SGLang takes and the GPU cannot do is told, and not barred: it fails later, and the old server comes back.
+    host.run("rm /run/nvml-sim/cc")
+    warned = project.deploy("--profile", "flashinfer_trtllm", "-y")
+    assert warned.code == 1
+    note = "moe-runner-backend: SGLang takes flashinfer_trtllm on SM120"
+    assert warned.output.index(note) < warned.output.index("start  ")
+    assert "ROLLED BACK" in warned
+    assert note in project.kernelswap("history", host.name, "--inventory", "inventory/hosts.py")
+    resolved = json.loads(host.output("cat /var/lib/kernelswap/main/resolved/flashinfer_trtllm-*.json"))
+    assert resolved["values"]["attention_backend"] == '"triton"'
+    assert not resolved["served"]
+    assert json.loads(host.output("cat /var/lib/kernelswap/main/resolved/plain-*.json"))["served"]
+
+
+def seconds(host: Host) -> float:
+    """How long the last swap's preflight took."""
+    folder = "/var/lib/kernelswap/main/swaps"
+    report = json.loads(host.output(f"cat {folder}/$(ls -t {folder} | head -1)/report.json"))
+    return float(report["steps"][0]["seconds"])
