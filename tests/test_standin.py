@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kernelswap.agent import server
-from kernelswap.agent.client import Client, count_requests
+from kernelswap.agent.client import Client, Unanswered, count_requests
 from kernelswap.protocol import Throughput
 
 STANDIN = Path(__file__).parent.parent / "lab" / "standin"
@@ -78,6 +78,9 @@ def test_it_answers_as_the_agent_asks(start: Start, client: Client) -> None:
     assert len(client.generate("x", 8, timeout=5)["meta_info"]["output_token_logprobs"]) == 8
     assert count_requests(client.get("/metrics")) == 0
     assert Client(client.base, "m").status("/v1/models") == 401
+    assert client.server_info()["tp_size"] == 2
+    with pytest.raises(Unanswered, match="401"):
+        Client(client.base, "m").server_info()
 
 
 def test_sigint_finishes_open_requests_and_takes_no_new_ones(start: Start, client: Client) -> None:

@@ -192,6 +192,8 @@ def _read(out: TextIO, err: TextIO, code: int) -> Answer:
     out.seek(0)
     with contextlib.suppress(ValueError):
         return decode(Answer, out.read())
+    if code == -signal.SIGKILL:
+        return Answer(phase="start", unknown="it was killed, as when memory is short")
     err.seek(0)
     lines = [line.strip() for line in err if line.strip()]
     return Answer(phase="import", refusal=lines[-1] if lines else f"SGLang ended with {code} when asked")

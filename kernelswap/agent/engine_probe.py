@@ -46,6 +46,8 @@ def main() -> None:
         text = words_of(error)
         kind = "unknown" if is_of_the_moment(error) else "refusal"
         answer[kind] = text
+        if answer["phase"] == "parse" and not isinstance(error, SystemExit):  # it was taken, and then not
+            answer["phase"] = "resolve"
     answer_to.write(json.dumps(answer) + "\n")
     answer_to.flush()
     os._exit(0)  # threads of what was imported must not keep us
@@ -115,7 +117,8 @@ def heard() -> Iterator[List[str]]:
 
     def hear(text: str, path: str) -> None:
         line = " ".join(re.sub("\x1b\\[[0-9;]*m", "", text).split())
-        about = any(part in path for part in ("server_args", "arg_groups", "environ.py", "configs"))
+        module = path.rpartition(os.sep + "sglang" + os.sep)[2]
+        about = any(part in module for part in ("server_args", "arg_groups", "environ.py", "configs"))
         if (about or "--" in line) and line not in said:
             said.append(line)
 
@@ -179,8 +182,8 @@ def words_of(error: BaseException) -> str:
     if text and isinstance(error, (ValueError, AssertionError, NotImplementedError)):
         return text
     frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].line})" if frames and not text else ""
-    return f"{type(error).__name__}: {text}{where}".rstrip(": ")
+    rest = f": {text}" if text else f" ({frames[-1].line})" if frames else ""
+    return type(error).__name__ + rest
 
 
 def is_of_the_moment(error: BaseException | None) -> bool:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import getpass
+import json
+import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kernelswap.agent import engine
+from kernelswap.agent import engine, host, processes
+from kernelswap.agent.engine import Answer
+from kernelswap.agent.host import Folders
+from kernelswap.protocol import Gpu, Plan, Timeouts, decode
 
 
 @pytest.mark.parametrize(
@@ -27,3 +36,121 @@ def test_the_benchmark_is_found_where_each_sglang_keeps_it(tmp_path: Path, files
     words = [sys.executable, "-c", engine.BENCH, "--port", "1"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert f"/{found.replace('.', '/')}.py', '--port', '1']" in done.stdout, done.stderr
+
+
+ENGINES = Path(__file__).parent / "engines"
+SAYS = json.loads((ENGINES / "says.json").read_text())
+H200 = Gpu(0, name="NVIDIA H200", capability="9.0", memory_total=143771)
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An engine in a folder, and an instance that asks it."""
+
+    root: Path
+
+    @property
+    def folders(self) -> Folders:
+        return Folders("main", self.root / "host")
+
+    @property
+    def server_args(self) -> Path:
+        return self.root / "sglang/srt/server_args.py"
+
+    @property
+    def kept(self) -> list[Path]:
+        return sorted(self.folders.answers.glob("*.json"))
+
+    def plan(self, *words: str, timeout: float = 60) -> Plan:
+        argv = ("-m", "sglang.launch_server", *(words or ("--tp-size", "8", "--page-size", "1")))
+        environment = {"PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
+        plan = Plan("main", "b-2", "b", "m", sys.executable, argv, environment, getpass.getuser(), "/m", "m", "::", 1)
+        return replace(plan, timeouts=Timeouts(preflight=timeout))
+
+    def says(self, *words: str, gpus: Sequence[Gpu] = (H200,), timeout: float = 60) -> Answer:
+        with engine.asked(self.folders, self.plan(*words, timeout=timeout), gpus) as answer:
+            return answer()
+
+    def asked_anew(self, **changed: Any) -> bool:
+        """Whether SGLang itself is asked, not the answers that were kept."""
+        mark = self.root / "imported"
+        mark.unlink(missing_ok=True)
+        self.says(**changed)
+        return mark.exists()
+
+
+def install(root: Path, text: str) -> Installed:
+    installed = Installed(root)
+    installed.server_args.parent.mkdir(parents=True)
+    (root / "torch.py").write_text((ENGINES / "torch.py").read_text())
+    first = f'import warnings\nwarnings.warn("of the import")\nopen({str(root / "imported")!r}, "w").close()\n'
+    (root / "sglang/__init__.py").write_text(f'__version__ = "0.5.99"\n{first}')
+    (root / "sglang/srt/__init__.py").touch()
+    installed.server_args.write_text(text)
+    root.chmod(0o755)
+    return installed
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_what_sglang_says(name: str, tmp_path: Path) -> None:
+    text = (ENGINES / f"{name}.py").read_text()
+    assert install(tmp_path, text).says() == decode(Answer, json.dumps(SAYS[name]))
+
+
+def test_an_answer_is_kept_until_something_changes(tmp_path: Path) -> None:
+    installed = install(tmp_path, (ENGINES / "resolves.py").read_text())
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    words = ("--tp-size", "8", "--page-size", "1")
+    first = installed.says()
+    assert installed.asked_anew() is False
+    assert installed.says() == first
+    assert installed.asked_anew(gpus=(replace(H200, capability="10.0"),))
+    assert installed.asked_anew(gpus=())
+    installed.server_args.write_text(installed.server_args.read_text() + "\n")
+    assert installed.asked_anew()
+    (tmp_path / "transformers-6.0.dist-info").mkdir()
+    (tmp_path / "transformers-6.0.dist-info/RECORD").touch()
+    assert installed.asked_anew()
+    assert not installed.asked_anew()
+    with_model = Installed(tmp_path).plan(*words, f"--model-path={model}")
+    assert engine._touched(engine.words_of(with_model))[-1] == host.digest(model / "config.json")
+
+
+def test_a_torn_answer_is_asked_for_again(tmp_path: Path) -> None:
+    installed = install(tmp_path, (ENGINES / "resolves.py").read_text())
+    installed.says()
+    (kept,) = installed.kept
+    kept.write_text(kept.read_text()[:40])
+    assert installed.asked_anew()
+    assert not installed.asked_anew()
+
+
+@pytest.mark.parametrize("name", ["wants_a_context", "full_disk", "crashes", "cannot_be_imported"])
+def test_what_another_try_may_answer_otherwise_is_not_kept(name: str, tmp_path: Path) -> None:
+    installed = install(tmp_path, (ENGINES / f"{name}.py").read_text())
+    installed.says()
+    assert installed.kept == []
+
+
+def test_the_newest_answers_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "KEPT", 2)
+    for number in range(4):
+        engine._keep(tmp_path / f"{number}.json", Answer())
+        os.utime(tmp_path / f"{number}.json", (number, number))
+    assert {path.stem for path in tmp_path.glob("*.json")} == {"2", "3"}
+
+
+def test_a_sglang_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
+    text = "import subprocess\nsubprocess.run(['sleep', '4711'])\n"
+    answer = install(tmp_path, text).says(timeout=1.5)
+    assert answer == Answer(phase="start", refusal="SGLang did not answer within 1.5 s")
+    assert not [process for process in processes.table().values() if process.argv == ("sleep", "4711")]
+
+
+def test_an_interpreter_that_is_not_there(tmp_path: Path) -> None:
+    installed = install(tmp_path, "")
+    plan = replace(installed.plan(), python="/no/python")
+    with engine.asked(installed.folders, plan) as answer:
+        assert answer() == Answer(phase="start", refusal="/no/python: No such file or directory")

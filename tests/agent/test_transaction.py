@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import time
@@ -12,11 +13,11 @@ import pytest
 from systemd import PORT
 from world import OLD, Scenario, World, before
 
-from kernelswap.agent import files, gpus, host, service, transaction, units, zero
+from kernelswap.agent import client, engine, files, gpus, host, service, transaction, units, zero
 from kernelswap.agent.host import Folders, Journal
 from kernelswap.agent.processes import Process
 from kernelswap.agent.transaction import Transaction
-from kernelswap.protocol import Cause, Gpu, Plan, Request, StepResult, encode
+from kernelswap.protocol import Cause, Gpu, Plan, Request, Resolved, StepResult, decode, encode
 
 REQUEST = Request("20261130T023000Z-ab12", "main", "converge", "b-2", "ada@desk")
 PLAN = Plan("main", "b-2", "b", "m", "/usr/bin/python3", (), {}, "root", "/m", "m", "0.0.0.0", 30000)
@@ -221,3 +222,40 @@ def test_release_zero_is_found_back_without_nvml(tmp_path: Path, monkeypatch: py
         patch.setattr(gpus, "read", no_nvml)
         there = host.ReleaseZero(units=(host.FoundUnit(OLD, enabled=True),))
         assert zero.wait_healthy(world.folders, plan, there) == "/health of 1 server(s)"
+
+
+def test_what_was_foreseen_is_compared_with_what_the_server_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = before(tmp_path, WORLD)
+    world.stage("b-2")
+    gone = world.folders.resolved("gone-1")
+    files.write(gone, encode(Resolved("gone-1", "0.5.23", {})))
+    values = {"page_size": "64", "moe_runner_backend": '"triton"', "random_seed": "1", "api_key": "null"}
+    said = engine.Answer("0.5.23", resolved=True, values=values, warnings=("--disable-cuda-graph is deprecated",))
+    served = {"page_size": 32, "moe_runner_backend": "triton", "random_seed": 2, "api_key": "k3y", "version": "0.5.24"}
+    with world.entered(monkeypatch):
+        monkeypatch.setattr(engine, "asked", lambda *_others: contextlib.nullcontext(lambda: said))
+        monkeypatch.setattr(client.Client, "server_info", lambda _self: served)
+        report = transaction.perform(world.folders, REQUEST)
+    assert report.outcome == "committed"
+    assert report.notes == (
+        "SGLang warns: --disable-cuda-graph is deprecated",
+        "the server runs with page_size 32, the preflight had foreseen 64",
+    )
+    events = files.read_lines(world.folders.evidence(REQUEST.swap) / "events.jsonl")
+    assert ["foreseen" in line for line in events if '"note"' in line] == [False, True]
+    kept = files.read(world.folders.resolved("b-2")) or ""
+    now = {"page_size": "32", "moe_runner_backend": '"triton"', "random_seed": "2"}
+    assert decode(Resolved, kept) == Resolved("b-2", "0.5.24", now, served=True)
+    assert not gone.exists()
+
+
+def test_notes_outlive_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = before(tmp_path, WORLD)
+    monkeypatch.setattr(transaction.preflight, "sglang_notes", lambda _said: ["SGLang warns: an old flag"])
+    killed_at("smoke", world, monkeypatch)
+    with world.entered(monkeypatch):
+        service.run("main", REQUEST.swap)
+    assert world.reports[-1].outcome == "rolled-back"
+    assert world.reports[-1].notes == ("SGLang warns: an old flag",)

@@ -16,6 +16,7 @@ FIRST = Report(
     1764469800.0,
     1764469890.5,
     steps=(StepResult("start", 1.0, True), StepResult("throughput", 9.0, True, numbers={"output_tok_s": 225.25})),
+    notes=("SGLang warns: an old flag",),
 )
 SECOND = Report(
     Request("2", "main", "converge", "b-2", "bob@desk", host="gpu1", command="pyinfra x deploy.py"),
@@ -50,6 +51,7 @@ def test_who_what_why_and_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
         "2025-11-30 02:18 UTC other committed (rollback) a-1 100.0 ada@desk",
         "2025-11-30 02:31 UTC main committed a-1 90.5 ada@desk faster",
         "throughput: output_tok_s 225.25",
+        "note: SGLang warns: an old flag",
         "2025-11-30 02:35 UTC main rolled-back b-2 a-1 100.0 bob@desk",
         "ROLLED BACK from b-2 in 100.0 s; a-1 serves again, verified",
         "where: host gpu1, instance main",

@@ -1,0 +1,1 @@
+import gone  # noqa: F401
