@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from kernelswap.agent import redaction
 from kernelswap.agent.redaction import redact
 
 
@@ -96,3 +97,13 @@ def test_a_line_of_any_content_takes_time_that_grows_with_its_length_alone(part:
     redact(part * (60_000 // len(part)))
     redact(f"api_key='{part[-1] * 60_000}")
     assert time.monotonic() - before < 10
+
+
+@pytest.mark.parametrize("name", ["api_key", "admin_api_key", "ssl_keyfile_password", "watermark_key", "hf_token"])
+def test_arguments_that_hold_secrets(name: str) -> None:
+    assert redaction.names_secret(name)
+
+
+@pytest.mark.parametrize("name", ["ssl_keyfile", "max_total_tokens", "bucket_time_to_first_token", "tokenizer_path"])
+def test_arguments_that_hold_none(name: str) -> None:
+    assert not redaction.names_secret(name)
