@@ -141,12 +141,12 @@ def heard() -> Iterator[List[str]]:
 
 
 def names_of(args: Any) -> List[str]:
-    kind = type(args)
-    if hasattr(kind, "__struct_fields__"):  # msgspec
-        return list(kind.__struct_fields__)
-    if dataclasses.is_dataclass(args):
-        return [field.name for field in dataclasses.fields(args)]
-    return [name for name in vars(args) if not name.startswith("_")]
+    names = list(vars(args))
+    if hasattr(type(args), "__struct_fields__"):  # msgspec
+        names = list(type(args).__struct_fields__)
+    elif dataclasses.is_dataclass(args):
+        names = [field.name for field in dataclasses.fields(args)]
+    return [name for name in names if not name.startswith("_")]
 
 
 def is_given(args: Any, name: str, value: Any) -> bool:

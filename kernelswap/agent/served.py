@@ -8,8 +8,7 @@ from typing import Any, Dict, List
 
 from kernelswap.protocol import Resolved
 
-# What each start decides anew, or what SGLang tells of in another form.
-VOLATILE = ("random_seed", "nccl_port", "dist_init_addr", "model_path", "tokenizer_path", "served_model_name")
+DRAWN = ("random_seed",)  # anew by each start that is given none
 
 
 def resolved_of(foreseen: Resolved, info: Dict[str, Any]) -> Resolved:
@@ -23,5 +22,5 @@ def differences(foreseen: Resolved, served: Resolved) -> List[str]:
     return [
         f"the server runs with {name} {value}, the preflight had foreseen {foreseen.values[name]}"
         for name, value in served.values.items()
-        if value != foreseen.values[name] and name not in VOLATILE
+        if value != foreseen.values[name] and name not in DRAWN
     ]

@@ -11,8 +11,8 @@ class Graph:
 
 
 class ServerArgs:
-    __struct_fields__ = ("tp_size", "page_size", "backend", "sm", "graph")
-    __struct_defaults__ = (1, None, "auto", 0, None)
+    __struct_fields__ = ("tp_size", "page_size", "backend", "sm", "graph", "_explicit")
+    __struct_defaults__ = (1, None, "auto", 0, None, False)
 
     def resolve_once(self):
         logging.getLogger("sglang.srt.arg_groups.kv").warning("\033[1;33mpage size\n becomes 64\033[0m")
@@ -29,6 +29,6 @@ def prepare_server_args(argv):
     parser.add_argument("--page-size", type=int)
     logging.basicConfig(force=True)
     args = ServerArgs()
-    vars(args).update(backend="auto", sm=0, graph=None, **vars(parser.parse_args(argv)))
+    vars(args).update(backend="auto", sm=0, graph=None, _explicit=True, **vars(parser.parse_args(argv)))
     print("SGLang says things on its standard output, too")
     return args
