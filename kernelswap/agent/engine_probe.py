@@ -141,7 +141,7 @@ def heard() -> Iterator[List[str]]:
 
 
 def names_of(args: Any) -> List[str]:
-    names = list(vars(args))
+    names = list(getattr(args, "__dict__", ()))
     if hasattr(type(args), "__struct_fields__"):  # msgspec
         names = list(type(args).__struct_fields__)
     elif dataclasses.is_dataclass(args):

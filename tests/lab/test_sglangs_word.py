@@ -23,7 +23,7 @@ environment: {PYTHONPATH: /opt/sglang/shim, HF_HUB_OFFLINE: 1, OMP_NUM_THREADS: 
 timeouts: {ready: 60}
 """
 ARCHITECTURES = {"sm90": (9, 0), "sm100": (10, 0), "sm120": (12, 0)}
-CASES = json.loads((HERE / "preflight_cases.json").read_text())
+CASES = json.loads((HERE / "sglangs_word.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +44,10 @@ def test_the_verdict_is_sglangs_own(host: Host) -> None:
         for architecture in ARCHITECTURES
     ]
     question = {"probe": engine.PROBE, "cases": [[ARCHITECTURES[where], words] for _, where, words in asked]}
-    host.write("/root/direct.py", (HERE / "direct.py").read_text())
+    host.write("/root/sglangs_word.py", (HERE / "sglangs_word.py").read_text())
     host.write("/root/question.json", json.dumps(question))
     command = "env PYTHONPATH=/opt/sglang/shim HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 /opt/sglang/bin/python"
-    answers = json.loads(host.output(f"{command} /root/direct.py </root/question.json 2>/root/log", timeout=600))
+    answers = json.loads(host.output(f"{command} /root/sglangs_word.py </root/question.json 2>/root/log", timeout=600))
     for (name, architecture, words), (probed, direct) in zip(asked, answers, strict=True):
         case = CASES[name]
         said = decode(engine.Answer, json.dumps(probed))
