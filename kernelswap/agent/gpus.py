@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Sequ
 
 from kernelswap.agent import files, kernel_log, processes, units
 from kernelswap.agent.kernel_log import Xid
-from kernelswap.protocol import RUN_ROOT, Gpu, Plan, Timeouts, decode, encode
+from kernelswap.protocol import RUN_ROOT, Gpu, Plan, Requires, Timeouts, decode, encode
 
 MIB = 1024 * 1024
 SILENT = Path(RUN_ROOT) / "nvml-silent.json"  # the queries that have not come back
@@ -189,18 +189,19 @@ def _query(tell: Callable[[_Said], None], without: Iterable[int]) -> None:
     pynvml.nvmlInit()
     count = pynvml.nvmlDeviceGetCount()
     tell(_Said(count=count))
-    threads = [threading.Thread(target=_ask, args=(pynvml, i, tell)) for i in range(count) if i not in without]
+    driver = _text(_known(pynvml, pynvml.nvmlSystemGetDriverVersion) or "")
+    asked = [Gpu(index, driver=driver) for index in range(count) if index not in without]
+    threads = [threading.Thread(target=_ask, args=(pynvml, gpu, tell)) for gpu in asked]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
 
-def _ask(nvml: Any, index: int, tell: Callable[[_Said], None]) -> None:
+def _ask(nvml: Any, gpu: Gpu, tell: Callable[[_Said], None]) -> None:
     """Say who a GPU is, then all of it: should it hang at a figure, it is known which one does."""
-    gpu = Gpu(index)
     try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
         pci = _known(nvml, nvml.nvmlDeviceGetPciInfo, handle)
         gpu = replace(gpu, uuid=_text(nvml.nvmlDeviceGetUUID(handle)), pci=_pci(pci))
         tell(_Said(gpus=(gpu,)))
@@ -234,7 +235,7 @@ def _mig_devices(nvml: Any, handle: Any, gpu: Gpu) -> List[Gpu]:
     for number in range(_known(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
         device = _known(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
         if device:  # the numbers have gaps
-            part = Gpu(gpu.index, capability=gpu.capability, pci=gpu.pci, parent=gpu.uuid)
+            part = Gpu(gpu.index, capability=gpu.capability, driver=gpu.driver, pci=gpu.pci, parent=gpu.uuid)
             name = _known(nvml, nvml.nvmlDeviceGetName, device) or f"{gpu.name} MIG"
             part = replace(part, uuid=_text(nvml.nvmlDeviceGetUUID(device)), name=_text(name))
             found.append(_memory(nvml, device, part))
@@ -294,7 +295,7 @@ def is_named(gpu: Gpu, names: Sequence[str]) -> bool:
 
 def needs(plan: Plan) -> bool:
     """Whether an instance cannot go without its GPUs' figures."""
-    return bool(plan.gpus or plan.gpu_count)
+    return bool(plan.gpus or plan.gpu_count or plan.requires != Requires())
 
 
 def of_host(plan: Plan) -> Tuple[Gpu, ...]:
