@@ -262,7 +262,7 @@ class Gpu:
     """One GPU, or one MIG device of it, as NVML reports it; None where NVML does not know.
 
     index: NVML's, in the order of PCI addresses; a MIG device has that of its GPU, and its GPU's UUID as `parent`.
-    driver: NVIDIA's version, one for all GPUs of the host. pci: as the kernel log has it, 0000:01:00. mig: it is divided
+    driver: NVIDIA's version, of the host. pci: as the kernel log has it, 0000:01:00. mig: it is divided
     into MIG devices, and offers these instead of itself. error: why it could not be read; what is not known of it then
     has its default. memory in MiB, power in W, clocks in MHz, temperature in degrees Celsius.
     """
