@@ -16,8 +16,8 @@ from kernelswap.protocol import Plan
 
 MIB = 1024 * 1024
 SHM = Path("/dev/shm")  # noqa: S108 - the very place
-# SGLang's ranks talk through a ring of 6 MiB and more each, NCCL through segments of 9 MiB for each pair without peer
-# access; Docker's 64 MiB are known to be too little for both.
+# SGLang's ranks talk through a ring of 24 MiB (srt/distributed/parallel_state.py: 6 pieces of 4 MiB), NCCL through
+# segments of 9 MiB for each pair that has no peer access.
 SHM_MIN, SHM_GOOD = 32, 1024  # MiB
 RANK_MEMORY = 2048  # MiB of a rank's own on the host, measured for 0.5.23: 570 on CPU; CUDA's libraries come on top
 CLOCK_ERROR_MAX = 16_000_000  # microseconds; from this error on systemd says that a clock is not synchronised
@@ -25,38 +25,40 @@ ALTERNATIVES = {"c++": ("c++", "g++", "clang++"), "cc": ("cc", "gcc", "clang")}
 
 
 def faults(plan: Plan) -> List[str]:
-    return [*_shared_memory(plan)[0], *_pinned_memory(plan)[0]]
+    return [*_shared_memory(plan)[0], *_host_cache(plan)[0]]
 
 
 def notes(plan: Plan, model: ModelFiles) -> List[str]:
     loading = _loading_memory(plan, model)
-    return [*_shared_memory(plan)[1], *_pinned_memory(plan)[1], *loading, *_compilers(plan, model), *_clock()]
+    return [*_shared_memory(plan)[1], *_host_cache(plan)[1], *loading, *_compilers(plan, model), *_clock()]
 
 
 def _shared_memory(plan: Plan) -> Tuple[List[str], List[str]]:
+    """Faults and notes. What the old server holds is free again before the start, so only the size is certain."""
     if plan.schedulers < 2:
         return [], []
     try:
-        free = os.statvfs(SHM).f_bavail * os.statvfs(SHM).f_frsize // MIB
+        found = os.statvfs(SHM)
     except OSError as error:
         return [f"{SHM}: {error.strerror}, and ranks talk through it: mount a tmpfs there"], []
-    line = f"{SHM} has {free} MiB free for {plan.schedulers} ranks to talk through"
-    if free < SHM_MIN:
-        return [f"{line}, {SHM_MIN} MiB are needed: remove old files there, or mount -o remount,size=8g {SHM}"], []
-    return [], [f"{line}: NCCL may want more, see mount -o remount,size=8g {SHM}"] if free < SHM_GOOD else []
+    size, free = (blocks * found.f_frsize // MIB for blocks in (found.f_blocks, found.f_bavail))
+    todo = f"mount -o remount,size=8g {SHM}"
+    if size < SHM_MIN:
+        return [f"{SHM} has {size} MiB, {SHM_MIN} MiB are needed for ranks to talk through: {todo}"], []
+    return [], [f"{SHM} has {free} of {size} MiB free, NCCL may need more: {todo}"] if free < SHM_GOOD else []
 
 
-def _pinned_memory(plan: Plan) -> Tuple[List[str], List[str]]:
-    """What flags set aside of the host's memory, on each rank. The old server gives its own back before the start, so
-    only what the host does not have at all is a fault."""
-    asked = {name: _number(plan.flags.get(name, "")) for name in ("cpu-offload-gb", "hicache-size")}
-    need = int(sum(asked.values()) * plan.schedulers * 1000**3 / MIB)
-    names = " and ".join(f"--{name}" for name, value in asked.items() if value)
+def _host_cache(plan: Plan) -> Tuple[List[str], List[str]]:
+    """Faults and notes of the cache that each rank keeps in the host's memory (GB, memory_pool_host.py)."""
+    wanted = "enable-hierarchical-cache" in plan.flags or "enable-hicache" in plan.flags
+    need = int(_number(plan.flags.get("hicache-size", "")) * plan.schedulers * 1e9 / MIB) if wanted else 0
     total, available = memory()
-    line = f"{names} of {plan.schedulers} rank(s) take {need} MiB of the host's memory"
+    line = f"--hicache-size takes {need} MiB of the host's memory for {plan.schedulers} ranks"
     if need > total > 0:
         return [f"{line}, it has {total} MiB: lower it"], []
-    return [], [f"{line}, {available} MiB are available now"] if need > available > 0 else []
+    return [], [
+        f"{line}, {available} MiB are available now: lower it if they stay so few"
+    ] if need > available > 0 else []
 
 
 def _loading_memory(plan: Plan, model: ModelFiles) -> List[str]:
