@@ -1,0 +1,102 @@
+"""Whether the host has the tuning file that SGLang's Triton kernel for MoE layers will look for. It serves without one,
+with settings that no one measured; what that costs differs, from nothing to a fifth, so this is told, never judged."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, List, Tuple
+
+NEAREST = 3
+TUNER = "benchmark/kernels/fused_moe_triton of SGLang makes one"
+FIELD = re.compile(r"(E|N|device_name|dtype|block_shape|per_channel_quant)=(\[[^]]*\]|[^,]*)(?:,|$)")
+
+
+@dataclass(frozen=True)
+class Sought:
+    """What the kernel looks for, from moe_probe.py: file names, the likelier first, in `folder`/triton_VERSION."""
+
+    names: Tuple[str, ...] = ()
+    folder: str = ""
+    triton: str = ""
+
+
+def notes(sought: Sought) -> List[str]:
+    """What becomes of the search on this host, in one line; none where the kernel does not run."""
+    if not sought.names:
+        return []
+    try:
+        found = installed(Path(sought.folder))
+    except OSError as error:
+        return [f"MoE tuning files: {sought.folder}: {error.strerror}"]
+    newest = sorted(found, key=_numbers, reverse=True)
+    for name in sought.names:
+        for version in [sought.triton, *newest]:
+            if name in found.get(version, []):
+                of = "" if version == sought.triton else f", tuned with Triton {version} for want of {sought.triton}"
+                return [f"MoE layers: the Triton kernel uses {name}{of}"]
+    wanted = " or ".join(sought.names)
+    near = nearest(sought.names[0], sorted({name for names in found.values() for name in names}))
+    shown = "; ".join(f"{name} is {why}" for name, why in near)
+    line = f"MoE layers: no tuning file {wanted}, so the Triton kernel runs with its defaults"
+    return [f"{line}; nearest: {shown}; {TUNER}" if near else f"{line}; {TUNER}"]
+
+
+def installed(folder: Path) -> Dict[str, List[str]]:
+    """The files of each Triton version."""
+    return {
+        version.name[len("triton_") :].replace("_", "."): [file.name for file in version.glob("E=*.json")]
+        for version in folder.iterdir()
+        if version.name.startswith("triton_")
+    }
+
+
+def nearest(wanted: str, names: List[str]) -> List[Tuple[str, str]]:
+    """Of the files for this GPU, or else for these experts, those that differ least, each with why it does not fit."""
+    asked = fields(wanted)
+    others = [(name, fields(name)) for name in names if not name.endswith("_down.json")]
+    for key in ("device_name", "E"):
+        alike = [(name, given) for name, given in others if given.get(key) == asked.get(key) and given != asked]
+        if alike:
+            alike.sort(key=lambda other: (_distance(asked, other[1]), other[0]))
+            return [(name, ", ".join(_why(asked, given))) for name, given in alike[:NEAREST]]
+    return []
+
+
+def fields(name: str) -> Dict[str, str]:
+    return {match[1]: match[2] for match in FIELD.finditer(name[: -len(".json")])}
+
+
+def _distance(asked: Dict[str, str], given: Dict[str, str]) -> Tuple[int, int]:
+    differs = sum(asked.get(key) != given.get(key) for key in {*asked, *given})
+    return differs, sum(abs(int(asked.get(key, 0)) - int(given.get(key, 0))) for key in ("E", "N"))
+
+
+def _why(asked: Dict[str, str], given: Dict[str, str]) -> List[str]:
+    why = []
+    if given.get("E") != asked.get("E"):
+        why.append(
+            f"for {given.get('E')} experts a rank, not {asked.get('E')}: another model's, or other expert parallelism"
+        )
+    if given.get("N") != asked.get("N"):
+        why.append(
+            f"for {given.get('N')} of intermediate size a rank, not {asked.get('N')}: {_other_size(asked, given)}"
+        )
+    if given.get("device_name") != asked.get("device_name"):
+        why.append(f"for {given.get('device_name', '').replace('_', ' ')}")
+    for key in ("dtype", "block_shape", "per_channel_quant"):
+        if given.get(key) != asked.get(key):
+            why.append(f"for {key} {given.get(key, 'of the model')}")
+    return why
+
+
+def _other_size(asked: Dict[str, str], given: Dict[str, str]) -> str:
+    """With the same experts and twice or half the size it is the same model, most likely, on other ranks."""
+    small, large = sorted((int(asked["N"]), int(given["N"])))
+    same = asked.get("E") == given.get("E") and large % small == 0 and bin(large // small).count("1") == 1
+    return "other tensor parallelism" if same else "another model's"
+
+
+def _numbers(version: str) -> List[int]:
+    return [int(part) for part in re.findall(r"\d+", version)]
