@@ -1,9 +1,9 @@
 """Which tuning files SGLang's Triton kernel for MoE layers will look for. Runs within the engine's interpreter, where
 SGLang's arguments are resolved already, and only tells: to look into the host's folders is the agent's (moe_tuning.py).
 
-The name comes from the installed SGLang's own function, the numbers from the model's config.json as SGLang's tuner takes
-them (benchmark/kernels/fused_moe_triton/common_utils.py): the experts that a rank holds, with a shared one where that is
-fused (srt/layers/moe/utils.py, resolve_shared_experts_config), and its part of an expert's intermediate size.
+The name comes from the installed SGLang's own function, the numbers from the model's config.json as SGLang's tuner
+takes them (benchmark/kernels/fused_moe_triton/common_utils.py): the experts that a rank holds, with a shared one where
+that is fused (srt/layers/moe/utils.py, resolve_shared_experts_config), and its part of an expert's intermediate size.
 Python 3.8.
 """
 
@@ -87,7 +87,8 @@ def quantization(config: Dict[str, Any], values: Dict[str, Any]) -> Optional[Kin
     method = values.get("quantization") or given.get("quant_method") or "unquant"
     block = given.get("weight_block_size")
     if method == "compressed-tensors":
-        group = next(iter((given.get("config_groups") or {}).values()), {}).get("weights") or {}
+        groups: List[Dict[str, Any]] = list((given.get("config_groups") or {}).values())
+        group = (groups[0].get("weights") or {}) if groups else {}
         if (group.get("num_bits"), group.get("type")) != (8, "float"):
             return None
         return "fp8_w8a8", group.get("block_structure"), group.get("strategy") == "channel"

@@ -38,7 +38,7 @@ def notes(sought: Sought) -> List[str]:
                 return [f"MoE layers: the Triton kernel uses {name}{of}"]
     wanted = " or ".join(sought.names)
     near = nearest(sought.names[0], sorted({name for names in found.values() for name in names}))
-    shown = "; ".join(f"{name} is {why}" for name, why in near)
+    shown = "; ".join(f"{name} ({why})" for name, why in near)
     line = f"MoE layers: no tuning file {wanted}, so the Triton kernel runs with its defaults"
     return [f"{line}; nearest: {shown}; {TUNER}" if near else f"{line}; {TUNER}"]
 
@@ -53,41 +53,33 @@ def installed(folder: Path) -> Dict[str, List[str]]:
 
 
 def nearest(wanted: str, names: List[str]) -> List[Tuple[str, str]]:
-    """Of the files for this GPU, or else for these experts, those that differ least, each with why it does not fit."""
+    """The files that differ least, each with why it does not fit; this GPU's first among equals."""
     asked = fields(wanted)
-    others = [(name, fields(name)) for name in names if not name.endswith("_down.json")]
-    for key in ("device_name", "E"):
-        alike = [(name, given) for name, given in others if given.get(key) == asked.get(key) and given != asked]
-        if alike:
-            alike.sort(key=lambda other: (_distance(asked, other[1]), other[0]))
-            return [(name, ", ".join(_why(asked, given))) for name, given in alike[:NEAREST]]
-    return []
+    others = [(name, given) for name in names if not name.endswith("_down.json") and (given := fields(name)) != asked]
+    others.sort(key=lambda other: (_distance(asked, other[1]), other[0]))
+    return [(name, ", ".join(_why(asked, given))) for name, given in others[:NEAREST]]
 
 
 def fields(name: str) -> Dict[str, str]:
     return {match[1]: match[2] for match in FIELD.finditer(name[: -len(".json")])}
 
 
-def _distance(asked: Dict[str, str], given: Dict[str, str]) -> Tuple[int, int]:
-    differs = sum(asked.get(key) != given.get(key) for key in {*asked, *given})
-    return differs, sum(abs(int(asked.get(key, 0)) - int(given.get(key, 0))) for key in ("E", "N"))
+def _distance(asked: Dict[str, str], given: Dict[str, str]) -> Tuple[int, bool, int]:
+    differs = [key for key in {*asked, *given} if asked.get(key) != given.get(key)]
+    steps = sum(abs(int(asked.get(key, 0)) - int(given.get(key, 0))) for key in ("E", "N"))
+    return len(differs), "device_name" in differs, steps
 
 
 def _why(asked: Dict[str, str], given: Dict[str, str]) -> List[str]:
     why = []
     if given.get("E") != asked.get("E"):
-        why.append(
-            f"for {given.get('E')} experts a rank, not {asked.get('E')}: another model's, or other expert parallelism"
-        )
+        why.append(f"for {given.get('E')} experts a rank: another model, or other expert parallelism")
     if given.get("N") != asked.get("N"):
-        why.append(
-            f"for {given.get('N')} of intermediate size a rank, not {asked.get('N')}: {_other_size(asked, given)}"
-        )
+        why.append(f"for {given.get('N')} of intermediate size a rank: {_other_size(asked, given)}")
     if given.get("device_name") != asked.get("device_name"):
-        why.append(f"for {given.get('device_name', '').replace('_', ' ')}")
-    for key in ("dtype", "block_shape", "per_channel_quant"):
-        if given.get(key) != asked.get(key):
-            why.append(f"for {key} {given.get(key, 'of the model')}")
+        why.append(f"for another GPU ({given.get('device_name', '').replace('_', ' ')})")
+    options = ("dtype", "block_shape", "per_channel_quant")
+    why += [f"for {key} {given.get(key, 'none')}" for key in options if given.get(key) != asked.get(key)]
     return why
 
 
@@ -95,7 +87,7 @@ def _other_size(asked: Dict[str, str], given: Dict[str, str]) -> str:
     """With the same experts and twice or half the size it is the same model, most likely, on other ranks."""
     small, large = sorted((int(asked["N"]), int(given["N"])))
     same = asked.get("E") == given.get("E") and large % small == 0 and bin(large // small).count("1") == 1
-    return "other tensor parallelism" if same else "another model's"
+    return "other tensor parallelism" if same else "another model"
 
 
 def _numbers(version: str) -> List[int]:
