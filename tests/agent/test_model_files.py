@@ -94,12 +94,12 @@ def test_each_fault_is_named_and_no_other(tmp_path: Path, case: dict[str, Any]) 
     faults, notes = model_files.faults(plan, found), model_files.notes(plan, found)
     expected = case.get("faults", [])
     assert len(faults) == len(expected), faults
-    for line, pattern in zip(sorted(faults), sorted(expected), strict=True):
-        assert any(re.search(one, line) for one in expected), line
-        assert any(re.search(pattern, one) for one in faults), pattern
+    for line in faults:
         assert line.startswith(f"user {plan.user}: {folder}")
-    assert len(notes) == len(case.get("notes", [])), notes
-    assert all(re.search(pattern, line) for pattern, line in zip(case.get("notes", []), notes, strict=True))
+        assert any(re.search(pattern, line) for pattern in expected), line
+    for pattern in expected:
+        assert any(re.search(pattern, line) for line in faults), pattern
+    assert [bool(re.search(case["notes"][0], line)) for line in notes] == [True] * len(case.get("notes", []))
 
 
 @needs_root
@@ -114,7 +114,7 @@ def test_hundreds_of_shards_are_looked_at_in_a_moment(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
     begin = time.monotonic()
     assert model_files.look(a_plan(tmp_path)).faults == ()
-    assert time.monotonic() - begin < 10, "0.9 s on two cores, 100,000 tensors"
+    assert time.monotonic() - begin < 10, "two seconds on two busy cores: 100,000 tensors"
 
 
 @needs_root
