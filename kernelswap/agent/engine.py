@@ -18,9 +18,11 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping,
 
 from kernelswap.agent import files, host
 from kernelswap.agent.host import Folders
+from kernelswap.agent.moe_tuning import Sought
 from kernelswap.protocol import Gpu, Plan, decode, encode
 
 PROBE = (pkgutil.get_data("kernelswap", "agent/engine_probe.py") or b"").decode()
+MOE_PROBE = (pkgutil.get_data("kernelswap", "agent/moe_probe.py") or b"").decode()
 
 # All by which one SGLang differs from another, without importing it: its own files, in place or of an editable
 # install, and what is installed beside it.
@@ -65,7 +67,8 @@ class Answer:
 
     phase: where it stopped: start (it could not be asked), import, parse or resolve; "" if nowhere. refusal: its own
     words; unknown: why it could not say, which is no refusal. resolved: whether the rules across flags and for the
-    architecture were asked too. values: its arguments by name, as JSON; given: those that the command line sets.
+    architecture were asked too. values: its arguments by name, as JSON; given: those that the command line sets. moe:
+    the tuning files that its Triton kernel for MoE layers will look for.
     """
 
     version: str = ""
@@ -76,6 +79,7 @@ class Answer:
     values: Dict[str, str] = field(default_factory=dict)
     given: Dict[str, str] = field(default_factory=dict)
     warnings: Tuple[str, ...] = ()
+    moe: Sought = field(default_factory=Sought)
 
 
 def run(
@@ -162,7 +166,7 @@ def _start(
     """The probe's process, ended with the stack, and the files of what it says. Raises OSError."""
     folder = stack.enter_context(scratch(plan))
     question, out, err = (stack.enter_context(_file()) for _ in range(3))
-    json.dump({"argv": words_of(plan)}, question)
+    json.dump({"argv": words_of(plan), "moe": MOE_PROBE}, question)
     question.seek(0)
     # The unit's own cache folder is there from its first start on only.
     extra = {"HOME": folder, "TMPDIR": folder, "SGLANG_CACHE_DIR": folder, "KERNELSWAP_GPUS": json.dumps(seen)}
@@ -228,7 +232,18 @@ def _place(folders: Folders, plan: Plan, seen: Sequence[Mapping[str, Any]]) -> O
         return None
     driver = files.read(Path("/proc/driver/nvidia/version"))
     words = words_of(plan)
-    decides = [PROBE, plan.python, identity, plan.user, plan.environment, words, _touched(words), seen, driver]
+    decides = [
+        PROBE,
+        MOE_PROBE,
+        plan.python,
+        identity,
+        plan.user,
+        plan.environment,
+        words,
+        _touched(words),
+        seen,
+        driver,
+    ]
     return folders.answers / (hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest() + ".json")
 
 
@@ -260,27 +275,3 @@ def _keep(path: Path, answer: Answer) -> None:
         newest = sorted(path.parent.glob("*.json"), key=lambda entry: entry.stat().st_mtime, reverse=True)
         for old in newest[KEPT:]:
             files.remove(old)
-
-
-def readable_faults(plan: Plan) -> List[str]:
-    """What the unit's user cannot execute or read of what it needs: the interpreter and the model's files."""
-    script = """
-import os, sys
-path = sys.argv[1]
-if not os.path.isdir(path):
-    print(path + ": no such folder, or not reachable"); sys.exit()
-if not os.path.isfile(os.path.join(path, "config.json")):
-    print(os.path.join(path, "config.json") + ": no such file")
-for name in sorted(os.listdir(path)):
-    name = os.path.join(path, name)
-    if not os.access(name, os.R_OK):
-        print(name + ": not readable" if os.path.exists(name) else name + ": a link to nothing")
-"""
-    try:
-        # -S: the interpreter alone; importing the engine is another check.
-        done = run(plan, ["-S", "-c", script, plan.model_path], timeout=60)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return [f"user {plan.user} cannot execute {plan.python}: {getattr(error, 'strerror', error)}"]
-    if done.returncode:
-        return [f"user {plan.user} cannot execute {plan.python}: {done.stderr.strip()[-200:]}"]
-    return [f"user {plan.user}: {line}" for line in done.stdout.splitlines()]

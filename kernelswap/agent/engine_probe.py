@@ -1,8 +1,9 @@
 """Asks the SGLang of the interpreter that runs this what it makes of a command line, and takes no GPU memory.
 
 engine.py gives the text of this file to the engine's interpreter, as the unit's user; so it imports nothing of ours and
-runs on any Python from 3.8 on. On stdin: {"argv": [...]}. KERNELSWAP_GPUS: what NVML says of the GPUs that the server
-will have, [{"capability": [9, 0], "name": ..., "memory": bytes}, ...]. On stdout one line of JSON, see engine.Answer.
+runs on any Python from 3.8 on. On stdin: {"argv": [...], "moe": the text of moe_probe.py}. KERNELSWAP_GPUS: what NVML
+says of the GPUs that the server will have, [{"capability": [9, 0], "name": ..., "memory": bytes}, ...]. On stdout one
+line of JSON, see engine.Answer.
 
 The old server may fill the GPUs, and a CUDA context of ours could take the memory of its next request. So torch
 answers from NVML what it would ask of CUDA (architecture, name, memory), and every road into CUDA is closed: what needs
@@ -41,7 +42,8 @@ def main() -> None:
     answer = {"version": "", "phase": "import", "refusal": "", "unknown": "", "resolved": False}
     try:
         leave_gpus_alone(gpus)
-        ask(question["argv"], answer)
+        now = ask(question["argv"], answer)
+        answer["moe"] = tuning_files(question.get("moe", ""), now, gpus)
     except BaseException as error:
         text = words_of(error)
         kind = "unknown" if is_of_the_moment(error) else "refusal"
@@ -53,7 +55,8 @@ def main() -> None:
     os._exit(0)  # threads of what was imported must not keep us
 
 
-def ask(argv: List[str], answer: Dict[str, Any]) -> None:
+def ask(argv: List[str], answer: Dict[str, Any]) -> Dict[str, Any]:
+    """Its arguments, resolved where that can be."""
     with heard() as said:
         try:
             import sglang
@@ -64,19 +67,30 @@ def ask(argv: List[str], answer: Dict[str, Any]) -> None:
             answer["phase"] = "parse"
             args = prepare_server_args(argv)
             names = names_of(args)
-            raw = {name: getattr(args, name, None) for name in names}
+            now = raw = {name: getattr(args, name, None) for name in names}
             answer["values"] = plain(raw)
             answer["given"] = plain({name: value for name, value in raw.items() if is_given(args, name, value)})
             if hasattr(args, "resolve_once"):
                 answer["phase"] = "resolve"
                 args.resolve_once()
-                now = args.resolved_dict() if hasattr(args, "resolved_dict") else vars(args)
-                answer["values"] = plain({name: now[name] for name in names if name in now})
+                found = args.resolved_dict() if hasattr(args, "resolved_dict") else vars(args)
+                now = {name: found[name] for name in names if name in found}
+                answer["values"] = plain(now)
             # Before resolve_once came (2026), a dataclass had decided when it was made.
             answer["resolved"] = hasattr(args, "resolve_once") or hasattr(type(args), "__post_init__")
             answer["phase"] = ""
+            return now
         finally:
             answer["warnings"] = said
+
+
+def tuning_files(text: str, values: Dict[str, Any], gpus: List[Dict[str, Any]]) -> Dict[str, Any]:
+    """What moe_probe.py, given as text, finds; nothing where a release of SGLang is not as it expects."""
+    space: Dict[str, Any] = {"__name__": "moe_probe"}
+    with contextlib.suppress(Exception):
+        exec(text, space)  # noqa: S102 - our own
+        return dict(space["tuning_files"](values, gpus[0]["name"]))
+    return {}
 
 
 def leave_gpus_alone(gpus: List[Dict[str, Any]]) -> None:

@@ -295,7 +295,7 @@ def is_named(gpu: Gpu, names: Sequence[str]) -> bool:
 
 def needs(plan: Plan) -> bool:
     """Whether an instance cannot go without its GPUs' figures."""
-    return bool(plan.gpus or plan.gpu_count or plan.requires != Requires())
+    return bool(plan.gpus or plan.gpu_count)
 
 
 def of_host(plan: Plan) -> Tuple[Gpu, ...]:
@@ -303,7 +303,7 @@ def of_host(plan: Plan) -> Tuple[Gpu, ...]:
     try:
         found = read(plan.timeouts.nvml)
     except GpuError:
-        if needs(plan):
+        if needs(plan) or plan.requires != Requires():
             raise
         return ()
     return found if needs(plan) else tuple(gpu for gpu in found if not gpu.error)

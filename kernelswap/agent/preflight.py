@@ -18,11 +18,15 @@ from kernelswap import backends
 from kernelswap.agent import (
     containers,
     engine,
+    environment,
     files,
     gpus,
+    hardware,
     host,
     identity,
     kernel_log,
+    model_files,
+    moe_tuning,
     network,
     occupants,
     processes,
@@ -54,16 +58,19 @@ def look(folders: Folders, request: Request, plan: Plan, found: Occupants) -> Fi
     usable = [] if plan.flags.get("device") == "cpu" else gpus.assigned(present, plan.gpus)
     with engine.asked(folders, plan, usable) as answer:
         cheap = [*host_faults(folders, request, plan, found), *broken, *gpu(plan, found, present, broken)]
-        unusable = engine.readable_faults(plan)
+        model = model_files.look(plan)
         said = answer()
-    faults = [*cheap, *(f"{line}: correct the path or its permissions" for line in unusable)]
+    unusable = model_files.faults(plan, model)
+    faults = [*cheap, *unusable]
     faults += engine_faults(plan, said, bool(faults), bool(unusable))
-    return Findings(faults, notes(plan, said, usable), _resolved(plan, said))
+    lines = [*notes(plan, said, usable), *host_notes(plan, present, model)]
+    return Findings(faults, lines, _resolved(plan, said))
 
 
 def host_faults(folders: Folders, request: Request, plan: Plan, found: Occupants) -> List[str]:
     return [
         *system(),
+        *environment.faults(plan),
         *masked(folders),
         *torn(folders, plan),
         *disk(folders, plan),
@@ -196,6 +203,7 @@ def gpu(plan: Plan, found: Occupants, present: Sequence[Gpu], broken: Sequence[s
         lines.append(
             f"{plan.gpu_count} GPUs are needed, {len(usable)} are there: lower the parallelism, or repair the host"
         )
+    lines += hardware.faults(plan, present)
     table = processes.table()
     todo = f"end it, {_end_foreign(plan)}or give the instance other GPUs"
     holders = occupants.foreign_holders(table, found, usable).items()
@@ -319,7 +327,12 @@ def notes(plan: Plan, said: engine.Answer, usable: Sequence[Gpu]) -> List[str]:
     return [
         *sglang_notes(said),
         *backend_notes(plan, said, usable),
+        *moe_tuning.notes(said.moe),
     ]
+
+
+def host_notes(plan: Plan, present: Sequence[Gpu], model: model_files.ModelFiles) -> List[str]:
+    return [*hardware.notes(plan, present), *model_files.notes(plan, model), *environment.notes(plan, model)]
 
 
 NOTES_OF_SGLANG = 20  # of one command line; more would hide the others

@@ -20,6 +20,7 @@ from kernelswap.agent import (
     files,
     gpus,
     host,
+    model_files,
     network,
     preflight,
     processes,
@@ -127,7 +128,7 @@ class World:
             patch.setattr(gpus, "read", lambda *_others: ())
             patch.setattr(network, "own_addresses", lambda: ["127.0.0.0/8"])
             patch.setattr(preflight, "system", lambda: [])
-            patch.setattr(engine, "readable_faults", lambda _plan: [])
+            patch.setattr(model_files, "look", lambda _plan: model_files.ModelFiles())
             patch.setattr(engine, "asked", lambda *_others: contextlib.nullcontext(engine.Answer))
             patch.setattr(client.Client, "running_requests", lambda _self: 0)
             patch.setattr(server, "wait_ready", ready)
