@@ -9,6 +9,10 @@ import pytest
 from labhost import Host, Lab
 from project import Project, main_pid, release, unused
 
+from kernelswap.agent.engine import MOE_PROBE
+from kernelswap.agent.moe_tuning import Sought
+from kernelswap.protocol import decode
+
 pytestmark = pytest.mark.xdist_group("requirements")
 
 # The lab's model in three shards, as a hub would have it.
@@ -106,3 +110,26 @@ def test_hardware_that_cannot_be_asked_is_not_what_a_release_requires(project: P
     assert refused.code == 1
     assert "NVML does not answer" in refused
     assert main_pid(host) == pid
+
+
+# What moe_probe.py finds in the lab's SGLang, for GLM-4.7 on 8 GPUs.
+ASK = """
+import json, sys
+space = {"__name__": "moe_probe"}
+exec(sys.stdin.read(), space)
+values = {"model_path": "/root/glm", "tp_size": 8, "ep_size": 1, "moe_runner_backend": "auto"}
+print(json.dumps(space["tuning_files"](values, "NVIDIA H200")))
+"""
+GLM = """{
+  "architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 160, "n_shared_experts": 1, "moe_intermediate_size": 1536
+}"""
+
+
+def test_sglangs_own_function_names_the_tuning_file(host: Host) -> None:
+    host.write("/root/glm/config.json", GLM)
+    host.write("/root/moe_probe.py", MOE_PROBE)
+    host.write("/root/ask.py", ASK)
+    python = "PYTHONPATH=/opt/sglang/shim HF_HUB_OFFLINE=1 /opt/sglang/bin/python -W ignore /root/ask.py"
+    sought = decode(Sought, host.output(f"{python} </root/moe_probe.py | tail -1"))
+    assert sought.names[0] == "E=161,N=192,device_name=NVIDIA_H200.json"
+    assert host.output(f"find {sought.folder}/triton_* -name '{sought.names[0]}'"), "SGLang 0.5.23 brings this one"
