@@ -19,14 +19,23 @@ def faults(plan: Plan, present: Sequence[Gpu]) -> List[str]:
     return [*_architecture(plan, usable), *_memory(plan, usable), *_driver(plan, usable), *_divided(plan, usable)]
 
 
-def notes(plan: Plan, present: Sequence[Gpu]) -> List[str]:
-    """What of the GPUs is worth knowing."""
+def notes(plan: Plan, present: Sequence[Gpu], weights: int) -> List[str]:
+    """What of the GPUs is worth knowing. weights: bytes of the model's files, 0 where that is not known."""
     usable = [gpu for gpu in gpus.assigned(present, plan.gpus) if not gpu.error]
-    kinds = _grouped(usable, lambda gpu: f"{gpu.name}, {(gpu.memory_total or 0) // 1024} GiB")
-    if plan.schedulers < 2 or not gpus.needs(plan) or len(kinds) < 2:
+    if not gpus.needs(plan) or not usable:
         return []
-    shown = "; ".join(f"{_named(found)}: {kind}" for kind, found in kinds.items())
-    return [f"the instance's GPUs are not alike ({shown}): every rank uses as much memory as the smallest allows"]
+    lines = []
+    kinds = _grouped(usable, lambda gpu: f"{gpu.name}, {(gpu.memory_total or 0) // 1024} GiB")
+    if plan.schedulers > 1 and len(kinds) > 1:
+        shown = "; ".join(f"{_named(found)}: {kind}" for kind, found in kinds.items())
+        lines.append(
+            f"the instance's GPUs are not alike ({shown}): every rank uses as much memory as the smallest allows"
+        )
+    memory = plan.schedulers * min(gpu.memory_total or 0 for gpu in usable)
+    if 0 < memory < weights // gpus.MIB:
+        room = f"the weights have {weights // gpus.MIB} MiB, and {plan.schedulers} GPUs have {memory} MiB"
+        lines.append(f"{room}: they fit only if they are quantized or offloaded while they load")
+    return lines
 
 
 def architecture(gpu: Gpu) -> str:

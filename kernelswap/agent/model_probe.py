@@ -51,6 +51,17 @@ INDEXES = {
 TRAINING = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")  # SGLang leaves them out
 OF_NO_USE = ("*.md", "*.png", "*.jpg", "*.jpeg", "*.pdf", "LICENSE*", "*.onnx", "*.h5", "*.msgpack", "*.pth", "*.gguf")
 
+# What SGLang and transformers parse; other JSON in the folder is anybody's.
+PARSED = (
+    "*config.json",
+    "params.json",
+    "tokenizer*.json",
+    "tekken.json",
+    "vocab.json",
+    "*tokens*.json",
+    "chat_template.json",
+)
+
 # Any of these holds a vocabulary (VOCAB_FILES_NAMES in transformers; the wider ones: models with code of their own).
 VOCABULARIES = (
     "tokenizer.json", "tokenizer.model*", "tekken.json", "*.tiktoken", "tiktoken*", "*vocab*", "spiece.model", "*.spm",
@@ -146,13 +157,14 @@ class Look:
         return config
 
     def small_files(self, path: Path) -> None:
-        """What else may be read: JSON is parsed, the rest opened. Weights come later, for not all are used."""
+        """What else may be read: parsed, or only opened. Weights come later, for not all are used."""
         names = [
             name for name in names_in(path) if not name.startswith(".") and not matching([name], OF_NO_USE + PICKLES)
         ]
-        paths = [path / name for name in names if not is_folder(path / name)]
+        names = [name for name in names if not is_folder(path / name)]
+        parsed = matching(names, PARSED)
         with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(lambda one: self.tried(json_text if one.suffix == ".json" else head, one), paths))
+            list(pool.map(lambda name: self.tried(json_text if name in parsed else head, path / name), names))
 
     def vocabulary(self, path: Path) -> None:
         names = names_in(path)
@@ -230,11 +242,7 @@ def head(path: Path) -> Tuple[bytes, int]:
         raise unreadable(path, error) from None
     if start.startswith(b"version https://git-lfs"):
         raise Wrong("is a pointer of Git LFS, not the file itself", "run `git lfs pull` in that folder")
-    if (
-        stat.S_ISREG(status.st_mode)
-        and not status.st_size
-        and path.suffix in (".json", ".safetensors", ".bin", ".model")
-    ):
+    if stat.S_ISREG(status.st_mode) and not status.st_size and path.suffix in (".safetensors", ".bin", ".model"):
         raise Wrong("is empty", AGAIN)
     return start, status.st_size
 

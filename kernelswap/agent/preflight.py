@@ -332,7 +332,8 @@ def notes(plan: Plan, said: engine.Answer, usable: Sequence[Gpu]) -> List[str]:
 
 
 def host_notes(plan: Plan, present: Sequence[Gpu], model: model_files.ModelFiles) -> List[str]:
-    return [*hardware.notes(plan, present), *model_files.notes(plan, model), *environment.notes(plan, model)]
+    lines = [*hardware.notes(plan, present, model.weights), *model_files.notes(plan, model)]
+    return [*lines, *environment.notes(plan, model)]
 
 
 NOTES_OF_SGLANG = 20  # of one command line; more would hide the others

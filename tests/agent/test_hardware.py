@@ -67,11 +67,11 @@ def test_only_the_instances_own_gpus_count() -> None:
 
 
 def test_cards_that_are_not_alike_are_told_where_ranks_share_them() -> None:
-    (line,) = hardware.notes(plan(None, ranks=2), host(RTX, RTX, H200))
+    (line,) = hardware.notes(plan(None, ranks=2), host(RTX, RTX, H200), 0)
     assert "(each of GPUs 0, 1: NVIDIA RTX PRO 6000, 95 GiB; GPU 2 GPU-2: NVIDIA H200, 140 GiB)" in line
-    assert hardware.notes(plan(None, ranks=2), host(RTX, RTX)) == []
-    assert hardware.notes(plan(None, "GPU-0", "GPU-1", ranks=2), host(RTX, RTX, H200)) == []
-    assert hardware.notes(plan(None, ranks=1), host(RTX, H200)) == []
+    assert hardware.notes(plan(None, ranks=2), host(RTX, RTX), 0) == []
+    assert hardware.notes(plan(None, "GPU-0", "GPU-1", ranks=2), host(RTX, RTX, H200), 0) == []
+    assert hardware.notes(plan(None, ranks=1), host(RTX, H200), 0) == []
 
 
 @pytest.mark.parametrize(("ranks", "refused"), [(1, False), (2, True)])
@@ -84,4 +84,16 @@ def test_ranks_cannot_share_mig_devices(ranks: int, refused: bool) -> None:
 
 def test_a_server_on_the_cpu_needs_no_gpu() -> None:
     on_cpu = dataclasses.replace(samples.plan(), schedulers=2)
-    assert hardware.faults(on_cpu, []) == hardware.notes(on_cpu, host(RTX, H200)) == []
+    assert hardware.faults(on_cpu, []) == hardware.notes(on_cpu, host(RTX, H200), 0) == []
+
+
+@pytest.mark.parametrize(("ranks", "gigabytes", "told"), [(2, 190, False), (2, 220, True), (4, 220, False)])
+def test_weights_that_are_larger_than_the_gpus_are_told(ranks: int, gigabytes: int, told: bool) -> None:
+    lines = hardware.notes(plan(ranks=ranks), host(RTX, RTX, RTX, RTX), gigabytes * 10**9)
+    assert [line.startswith("the weights have 209808 MiB, and 2 GPUs have 195774 MiB") for line in lines] == [
+        True
+    ] * told
+
+
+def test_memory_that_nvml_does_not_know_says_nothing() -> None:
+    assert hardware.notes(plan(), host(SPARK), 10**15) == []
