@@ -56,7 +56,7 @@ def test_the_verdict_is_sglangs_own(host: Host) -> None:
         assert (faults == []) == direct["accepted"] == (architecture in case["accepted"]), where
         if direct["accepted"]:
             assert said.resolved, where
-            assert without_chance(said.values) == without_chance(direct["values"]), where
+            assert decided(said.values) == decided(direct["values"]), where
         else:
             assert said.refusal, where
             assert said.refusal in " ".join(direct["says"].split()), where
@@ -72,9 +72,9 @@ def plan(words: list[str]) -> Plan:
     return Plan("main", "b-2", "b", "m", "/p", argv, {}, "root", MLA, "m", "::", 30000, flags=flags)
 
 
-def without_chance(values: dict[str, str]) -> dict[str, Any]:
-    """What every resolution draws anew is left out."""
-    return {name: value for name, value in values.items() if name != "random_seed"}
+def decided(values: dict[str, str]) -> dict[str, Any]:
+    """Without what every resolution draws anew, and SGLang's own bookkeeping."""
+    return {name: value for name, value in values.items() if name != "random_seed" and not name.startswith("_")}
 
 
 def test_a_refusal_comes_before_anything_stops(host: Host, tmp_path: Path) -> None:
