@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
@@ -95,16 +96,27 @@ class Client:
         except Unanswered:
             return None
 
+    def server_info(self) -> Dict[str, Any]:
+        """The server's arguments as it resolved them, and its state. It holds the server's keys in clear."""
+        for path in ("/server_info", "/get_server_info"):  # the older name, before 2026
+            status, text = self._open(path, None, 10, keyed=True)
+            if status == 200:
+                with contextlib.suppress(ValueError):
+                    answer = json.loads(text)
+                    if isinstance(answer, dict):
+                        return answer
+        raise Unanswered(f"GET {path}: HTTP {status}")
+
     def _answer(self, path: str, body: Optional[Dict[str, Any]], timeout: float) -> str:
         status, text = self._open(path, body, timeout)
         if status != 200:
             raise Unanswered(f"{'GET' if body is None else 'POST'} {path}: HTTP {status}: {text[:200]!r}")
         return text
 
-    def _open(self, path: str, body: Optional[Dict[str, Any]], timeout: float) -> Tuple[int, str]:
+    def _open(self, path: str, body: Optional[Dict[str, Any]], timeout: float, keyed: bool = False) -> Tuple[int, str]:
         headers = {"Content-Type": "application/json"}
         # Who listens may be somebody else: what needs no key (/health, /ready, /metrics) is asked without.
-        if self.api_key and body is not None:
+        if self.api_key and (keyed or body is not None):
             headers["Authorization"] = f"Bearer {self.api_key}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.base + path, data=data, headers=headers)
@@ -138,7 +150,11 @@ def count_requests(metrics: str) -> Optional[int]:
 
 def probe_address(plan: Plan) -> str:
     """The address at which the host itself reaches the server."""
-    return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(plan.address, plan.address)  # noqa: S104
+    return from_here(plan.address)
+
+
+def from_here(address: str) -> str:
+    return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(address, address)  # noqa: S104
 
 
 def base_url(plan: Plan) -> str:

@@ -12,6 +12,7 @@ from kernelswap import __version__
 # and is imported only when it is asked for: --help stays quick.
 COMMANDS = {
     "check": "Check models, profiles and an inventory; report every fault at once.",
+    "diff": "Compare two profiles, releases or running servers, flag by flag.",
     "explain": "Say why a server failed, from its log.",
     "history": "Show the swaps that hosts remember.",
     "render": "Show the unit and the command line of a server.",
