@@ -215,8 +215,9 @@ def release_of(staged: Releases, name: Name) -> str:
         return found[0]
     if found:
         raise ConfigError([Fault(name.text, "is the beginning of several releases", f"use one of: {', '.join(found)}")])
+    names = {RUNNING, KNOWN_GOOD, PREVIOUS, *known, *(plan.profile for plan in staged.plans)}
     what = f"instance {staged.instance} has no release `{wanted}` that can be read"
-    raise ConfigError([Fault(name.text, what, nearest(wanted, [*known, RUNNING, KNOWN_GOOD, PREVIOUS]))])
+    raise ConfigError([Fault(name.text, what, nearest(wanted, names))])
 
 
 def server_of(staged: Releases, servers: Sequence[LiveServer], instances: Sequence[str], where: str) -> LiveServer:
