@@ -159,7 +159,7 @@ def _resolved_changes(before: Side, after: Side) -> Iterator[Change]:
     known = {name.replace("_", "-") for name in (*old, *new)}
     shown = {name.replace("-", "_") for side in (before, after) for name in _written_out(side.flags, known)}
     for name in sorted((old.keys() & new.keys()) - shown - _NO_DIFFERENCE):
-        if _parsed(old[name]) != _parsed(new[name]):
+        if not name.startswith("_") and _parsed(old[name]) != _parsed(new[name]):
             yield Change(RESOLVED, name, *(Value(None, _plain(values[name])) for values in (old, new)))
 
 
