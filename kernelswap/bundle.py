@@ -22,7 +22,7 @@ MAIN = """import sys
 
 from kernelswap.agent.__main__ import main
 
-if sys.argv[1:2] != ["inspect"]:
+if sys.argv[1:2] not in (["inspect"], ["releases"]):
 {imports}
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import shlex
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -15,13 +14,6 @@ from kernelswap.goal import CONVERGE, ROLLBACK, Goal
 from kernelswap.protocol import HostState, InstanceState, Plan, Report, Request, Running, Server
 from kernelswap.render import SECRETS_FILE, Release
 from kernelswap.spec import ServerSpec, needs_pins
-
-UNSET = "(unset)"
-
-# Fields of a plan that judge the server but are no part of it; all others and the flags make another release.
-LIMITS = ("expose", "memory_margin", "disk_free", "end_foreign", "engine_version", "requires", "verify", "timeouts")
-NAMES = {"python": "engine", "model_path": "model path", "served_name": "served name", "gpu_count": "GPUs needed"}
-SERVER = ("python", "model", "model_path", "served_name", "address", "port", "gpus", "gpu_count", "schedulers", "user")
 
 
 @dataclass(frozen=True)
@@ -218,57 +210,6 @@ def shorten(text: str, width: int) -> str:
 
 def when(at: float | None) -> str:
     return "?" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def differences(old: Plan | None, new: Plan) -> tuple[str, ...]:
-    """What changes in the server from one plan to the next, a line each."""
-    if old is None:
-        return ()
-    return tuple(_server_differences(old, new))
-
-
-def _server_differences(old: Plan, new: Plan) -> Iterator[str]:
-    yield from _changes("", _unnamed(old, old.flags), _unnamed(new, new.flags))
-    yield from _changes("", *(dict.fromkeys(plan.secret_flags, "(secret)") for plan in (old, new)))
-    yield from _changes("environment ", _unnamed(old, old.environment), _unnamed(new, new.environment))
-    fields = [{NAMES.get(name, name): _text(getattr(plan, name)) for name in SERVER} for plan in (old, new)]
-    yield from _changes("", *fields)
-
-
-def _unnamed(plan: Plan, values: Mapping[str, str]) -> dict[str, str]:
-    """A path into the release's own folder differs in name only."""
-    return {key: value.replace(plan.release, "RELEASE") for key, value in values.items()}
-
-
-def limit_differences(old: Plan | None, new: Plan) -> tuple[str, ...]:
-    """What changes in how the server is judged; it needs no restart."""
-    if old is None:
-        return ()
-    return tuple(_changes("", _limits(old), _limits(new)))
-
-
-def _limits(plan: Plan) -> dict[str, str]:
-    flat: dict[str, str] = {}
-    for name in LIMITS:
-        value = getattr(plan, name)
-        if dataclasses.is_dataclass(value):
-            flat.update({f"{name}.{f.name}": _text(getattr(value, f.name)) for f in dataclasses.fields(value)})
-        else:
-            flat[name] = _text(value)
-    return flat
-
-
-def _changes(prefix: str, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[str]:
-    for key in sorted(old.keys() | new.keys()):
-        before, after = old.get(key, UNSET), new.get(key, UNSET)
-        if before != after:
-            yield f"{prefix}{key}: {before} -> {after}"
-
-
-def _text(value: object) -> str:
-    if isinstance(value, tuple):
-        return " ".join(map(str, value)) or UNSET
-    return str(value)
 
 
 def request_of(decision: Swap | Attach, goal: Goal, swap: str, who: str, host: str, command: str) -> Request:

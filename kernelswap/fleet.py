@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.inventory import pyinfra_inventory
-from kernelswap.protocol import HostState
+from kernelswap.protocol import HostReleases, HostState
 from kernelswap.spec import DEFAULT_INSTANCE
 
 if TYPE_CHECKING:
@@ -23,18 +23,45 @@ if TYPE_CHECKING:
 PATIENCE = 90  # seconds for one host; a server's health alone may take 30
 
 
+T = TypeVar("T", HostState, HostReleases)
+
+
 @dataclass(frozen=True)
-class Seen:
+class Seen(Generic[T]):
     """One host. state is None where it could not be read, and problem then says why."""
 
     host: str
     data: Mapping[str, Any]
-    state: HostState | None
+    state: T | None
     problem: str = ""
 
 
-def look(path: str, limit: Sequence[str] = (), health: bool = False, gpus: bool = False) -> tuple[Seen, ...]:
+def look(path: str, limit: Sequence[str] = (), health: bool = False, gpus: bool = False) -> tuple[Seen[HostState], ...]:
     """What every host of an inventory file says, in its order. Raises ConfigError for the inventory's own faults."""
+
+    def read(host: Host) -> HostState | None:
+        from kernelswap.facts import host_state
+
+        return host_state.read(host, instances_of(_data(host)), [], health, gpus, PATIENCE)
+
+    return _ask_all(path, limit, read)
+
+
+def look_at_releases(
+    path: str, hosts: Sequence[str], running: Collection[str], gpus: Collection[str]
+) -> tuple[Seen[HostReleases], ...]:
+    """What is staged on these hosts and, where asked for, what runs there and their GPUs. Raises ConfigError."""
+
+    def read(host: Host) -> HostReleases | None:
+        from kernelswap.facts import host_state
+
+        instances = instances_of(_data(host))
+        return host_state.read_releases(host, instances, host.name in running, host.name in gpus, PATIENCE)
+
+    return _ask_all(path, hosts, read)
+
+
+def _ask_all(path: str, limit: Sequence[str], ask: Callable[[Host], T | None]) -> tuple[Seen[T], ...]:
     from gevent import monkey  # type: ignore[import-untyped]
 
     monkey.patch_all()
@@ -43,19 +70,17 @@ def look(path: str, limit: Sequence[str] = (), health: bool = False, gpus: bool 
     from pyinfra.api.state import State, StateStage
     from pyinfra.context import ctx_config, ctx_host, ctx_state
 
-    from kernelswap.facts import host_state
-
     inventory = pyinfra_inventory(path)
     hosts = _limited(inventory, limit)
     complaints = _Complaints()
     config = _config()
     state = State(inventory, config, initial_limit=hosts)
-    states: dict[str, HostState | None] = {}
+    answers: dict[str, T | None] = {}
 
     def read(host: Host) -> None:
         # PyinfraError is raised when the last host fails.
         with ctx_state.use(state), ctx_config.use(config), ctx_host.use(host), suppress(PyinfraError):
-            states[host.name] = host_state.read(host, instances_of(_data(host)), [], health, gpus, PATIENCE)
+            answers[host.name] = ask(host)
 
     with ctx_state.use(state), ctx_config.use(config):
         with suppress(PyinfraError):  # no host could be reached
@@ -65,7 +90,7 @@ def look(path: str, limit: Sequence[str] = (), health: bool = False, gpus: bool 
         for greenlet in [state.pool.spawn(read, host) for host in hosts if host.connected]:
             greenlet.get()
         disconnect_all(state)
-    return tuple(Seen(h.name, _data(h), states.get(h.name), complaints.about(h.name)) for h in hosts)
+    return tuple(Seen(h.name, _data(h), answers.get(h.name), complaints.about(h.name)) for h in hosts)
 
 
 def instances_of(data: Mapping[str, Any]) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from pyinfra.api.inventory import Inventory
 from kernelswap import bundle, decide, root
 from kernelswap.agent.processes import hide_secrets
 from kernelswap.decide import Attach, Decision, Refused, Swap, Unchanged
+from kernelswap.differences import LIMITS, compare, of_plan
 from kernelswap.errors import ConfigError, Fault, KernelswapError
 from kernelswap.facts import host_state
 from kernelswap.fleet import instances_of
@@ -231,14 +232,16 @@ def _verb(decision: Swap | Attach | Unchanged) -> str:
 
 def _details(decision: Swap | Attach | Unchanged, release: Release, state: HostState) -> Iterator[str]:
     current = decide.instance_state(state, decision.instance)
+    changes = compare(of_plan(current.plan), of_plan(release.plan)) if current.plan else ()
+    limits = [change.line for change in changes if change.section == LIMITS]
     if isinstance(decision, Swap):
-        changes = decide.differences(current.plan, release.plan)
-        yield from changes
-        if not changes and current.plan and current.known_good != release.name:
+        others = [change.line for change in changes if change.section != LIMITS]
+        yield from others
+        if not others and current.plan and current.known_good != release.name:
             yield "the unit's text or a secret's value"
-        yield from decide.limit_differences(current.plan, release.plan)
+        yield from limits
     if isinstance(decision, Unchanged):
         for name in decision.stage:
             yield f"{name} is renewed without a restart"
         if PLAN_FILE in decision.stage:
-            yield from decide.limit_differences(current.plan, release.plan)
+            yield from limits

@@ -347,6 +347,40 @@ class HostState:
     gpu_error: str = ""
 
 
+@dataclass(frozen=True)
+class Releases:
+    """What an instance has staged. previous: the release that a rollback goes to. resolved: as far as it is known."""
+
+    instance: str
+    known_good: Optional[str] = None
+    previous: Optional[str] = None
+    plans: Tuple[Plan, ...] = ()
+    resolved: Tuple[Resolved, ...] = ()
+
+
+@dataclass(frozen=True)
+class LiveServer:
+    """An SGLang server as it runs now, without its secrets. release: the one that its unit was written for; "" outside
+    our units. python: its interpreter, "" if unknown. environment: what it was started with, less what systemd and
+    sessions add. resolved: what its /server_info says; None where `problem` tells why not."""
+
+    server: Server
+    release: str = ""
+    python: str = ""
+    environment: Dict[str, str] = field(default_factory=dict)
+    resolved: Optional[Resolved] = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class HostReleases:
+    """All that a comparison of servers needs of a host, read in one remote command; servers and gpus if asked for."""
+
+    instances: Tuple[Releases, ...] = ()
+    servers: Tuple[LiveServer, ...] = ()
+    gpus: Tuple[Gpu, ...] = ()
+
+
 T = TypeVar("T")
 
 

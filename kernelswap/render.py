@@ -125,7 +125,14 @@ def preview(spec: ServerSpec, templates: Path) -> Release:
 
 def _release(spec: ServerSpec, name: str, templates: Path) -> Release:
     texts = _texts(spec, name, templates)
-    plan = Plan(
+    digests = {file: hashlib.sha256(text.encode()).hexdigest() for file, text in texts.items()}
+    plan = plan_of(spec, name, digests)
+    return Release(name, plan, {**texts, PLAN_FILE: encode(plan) + "\n"})
+
+
+def plan_of(spec: ServerSpec, name: str = UNNAMED, digests: Mapping[str, str] | None = None) -> Plan:
+    """What the agent must know of a release. digests: of its other files; a plan that stays here needs none."""
+    return Plan(
         instance=spec.instance,
         release=name,
         profile=spec.profile,
@@ -151,9 +158,8 @@ def _release(spec: ServerSpec, name: str, templates: Path) -> Release:
         requires=spec.requires,
         verify=spec.verify,
         timeouts=spec.timeouts,
-        digests={file: hashlib.sha256(text.encode()).hexdigest() for file, text in texts.items()},
+        digests=dict(digests or {}),
     )
-    return Release(name, plan, {**texts, PLAN_FILE: encode(plan) + "\n"})
 
 
 def _texts(spec: ServerSpec, release: str, templates: Path) -> dict[str, str]:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +19,6 @@ from kernelswap.protocol import (
     Request,
     Running,
     Server,
-    Throughput,
-    Timeouts,
-    Verify,
 )
 from kernelswap.render import Hidden, Release
 from kernelswap.spec import ServerSpec
@@ -40,7 +36,6 @@ PLAN = Plan(
     served_name="tiny",
     address="127.0.0.1",
     port=30000,
-    flags={"moe-runner-backend": "triton", "tp-size": "1"},
 )
 RELEASE = Release("b-2", PLAN, {"plan.json": "plan", "sglang-main.service": "unit"}, Hidden("api-key: x"))
 STAGED = {
@@ -179,52 +174,6 @@ def test_only_what_the_host_lacks_is_staged(there: dict[str, str], missing: tupl
     decision = decide.converge(Goal(), RELEASE, HostState("sha", "key", instances=(seen,)))
     assert isinstance(decision, Unchanged)
     assert decision.stage == missing
-
-
-# what changes in the plan, the lines shown
-DIFFERENCES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
-    ({}, ()),
-    (
-        {"flags": {"moe-runner-backend": "flashinfer_trtllm", "tp-size": "1"}},
-        ("moe-runner-backend: triton -> flashinfer_trtllm",),
-    ),
-    ({"flags": {"moe-runner-backend": "triton", "x": "y"}}, ("tp-size: 1 -> (unset)", "x: (unset) -> y")),
-    ({"environment": {"A": "2", "B": ""}}, ("environment A: 1 -> 2", "environment B: (unset) -> ")),
-    ({"python": "/opt/new/bin/python"}, ("engine: /opt/engine/bin/python -> /opt/new/bin/python",)),
-    ({"gpus": ("0", "1"), "port": 1}, ("gpus: (unset) -> 0 1", "port: 30000 -> 1")),
-    ({"secret_flags": ("api-key",)}, ("api-key: (unset) -> (secret)",)),
-    ({"timeouts": Timeouts(ready=1)}, ()),
-    (
-        {"release": "c-3", "environment": {"A": "1", "LOG": "/x/c-3/log"}},
-        ("environment LOG: (unset) -> /x/RELEASE/log",),
-    ),
-]
-
-
-@pytest.mark.parametrize(("change", "lines"), DIFFERENCES)
-def test_differences(change: dict[str, Any], lines: tuple[str, ...]) -> None:
-    assert decide.differences(PLAN, replace(PLAN, **change)) == lines
-
-
-def test_a_path_into_the_release_is_no_difference() -> None:
-    old, new = (replace(PLAN, release=name, environment={"LOG": f"/x/{name}/log"}) for name in ("b-2", "c-3"))
-    assert decide.differences(old, new) == ()
-
-
-def test_limit_differences() -> None:
-    verify = Verify(throughput=Throughput(1, 2, 3, 4))
-    new = replace(PLAN, timeouts=Timeouts(ready=60), expose="smoke", verify=verify, flags={})
-    assert [line.split(":")[0] for line in decide.limit_differences(PLAN, new)] == [
-        "expose",
-        "timeouts.ready",
-        "verify.throughput",
-    ]
-
-
-def test_every_field_of_a_plan_is_shown_somewhere() -> None:
-    shown = {*decide.LIMITS, *decide.SERVER, "flags", "secret_flags", "environment"}
-    follow_from_those = {"instance", "release", "profile", "argv", "digests"}
-    assert {f.name for f in dataclasses.fields(Plan)} == shown | follow_from_those
 
 
 def test_the_request_carries_the_goal() -> None:

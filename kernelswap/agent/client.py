@@ -150,7 +150,11 @@ def count_requests(metrics: str) -> Optional[int]:
 
 def probe_address(plan: Plan) -> str:
     """The address at which the host itself reaches the server."""
-    return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(plan.address, plan.address)  # noqa: S104
+    return from_here(plan.address)
+
+
+def from_here(address: str) -> str:
+    return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(address, address)  # noqa: S104
 
 
 def base_url(plan: Plan) -> str:

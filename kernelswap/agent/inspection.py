@@ -18,7 +18,7 @@ HISTORY_SHOWN = 50  # the newest reports; older ones stay in the host's file
 
 
 def inspect(instances: Sequence[str], users: Sequence[str], health: bool, with_gpus: bool) -> HostState:
-    found, error = _gpus() if with_gpus else ((), "")
+    found, error = read_gpus() if with_gpus else ((), "")
     wanted = Path("/etc/systemd/system/multi-user.target.wants")
     return HostState(
         agent=host.digest(Path(AGENT_PATH)),
@@ -36,7 +36,7 @@ def inspect(instances: Sequence[str], users: Sequence[str], health: bool, with_g
 def _instance(folders: Folders, health: bool) -> InstanceState:
     known_good = host.known_good(folders)
     status = units.status(folders.unit)
-    plan = _plan(folders, known_good)
+    plan = read_plan(folders, known_good)
     history = host.history(folders)
     staged = host.staged(folders)
     return InstanceState(
@@ -65,7 +65,8 @@ def _files(folder: Path) -> Dict[str, str]:
     }
 
 
-def _plan(folders: Folders, release: Optional[str]) -> Optional[Plan]:
+def read_plan(folders: Folders, release: Optional[str]) -> Optional[Plan]:
+    """A staged release's plan; None if there is none that can be read."""
     try:
         return host.read_plan(folders, release) if release else None
     except (OSError, ValueError):
@@ -86,7 +87,7 @@ def _servers(instances: Sequence[str]) -> Tuple[Server, ...]:
     return tuple(processes.as_server(head, occupants.owning_unit(table, head, mains)) for head in heads)
 
 
-def _gpus() -> Tuple[Tuple[Gpu, ...], str]:
+def read_gpus() -> Tuple[Tuple[Gpu, ...], str]:
     try:
         return gpus.read(GPU_LIMIT), ""
     except gpus.GpuError as error:

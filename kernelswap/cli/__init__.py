@@ -13,6 +13,7 @@ from kernelswap import __version__
 # `command` and is imported only when it is asked for: --help stays quick.
 COMMANDS = {
     "check": "Check models, profiles and an inventory; report every fault at once.",
+    "diff": "Compare two profiles, releases or running servers, flag by flag.",
     "explain": "Say why a server failed, from its log.",
     "history": "Show the swaps that hosts remember.",
     "import": "Turn an existing launch line into a model and a profile.",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pyinfra import logger
 from pyinfra.api.command import QuoteString, StringCommand
@@ -18,17 +18,37 @@ from kernelswap.protocol import AGENT_PATH
 PYTHON = "/usr/bin/python3"
 NEEDS_PYTHON = f"[ -x {PYTHON} ] || {{ echo 'kernelswap needs {PYTHON} on the host' >&2; exit 1; }}"
 # An agent that fails here is replaced by ours, so what it has to say is not worth an alarm.
-INSTALLED = f"{NEEDS_PYTHON}; [ ! -f {AGENT_PATH} ] || {PYTHON} {AGENT_PATH} inspect {{}} 2>/dev/null || :"
+INSTALLED = f"{NEEDS_PYTHON}; [ ! -f {AGENT_PATH} ] || {PYTHON} {AGENT_PATH} {{}} 2>/dev/null || :"
 CARRIED = (
     f'{NEEDS_PYTHON}; t=$(mktemp -d) && trap \'rm -rf "$t"\' EXIT && base64 -d >"$t/agent.pyz" '
-    f'&& {PYTHON} "$t/agent.pyz" inspect {{}}'
+    f'&& {PYTHON} "$t/agent.pyz" {{}}'
 )
 
+T = TypeVar("T", protocol.HostState, protocol.HostReleases)
 
-class HostState(FactBase[protocol.HostState | None]):
-    """The host as its own agent sees it; None if it has none, or one that does not answer as ours does."""
+
+class _Answer(FactBase[T | None]):
+    """What the host's own agent answers; None if the host has none, or one that does not answer as ours does."""
 
     script = INSTALLED
+    kind: type[T]
+
+    def ask(self, word: str, question: Mapping[str, Any]) -> StringCommand:
+        before, after = self.script.split("{}")
+        return StringCommand(before, f"{word} ", QuoteString(json.dumps(question)), after, _separator="")
+
+    def process(self, output: Iterable[str]) -> T | None:
+        lines = [line for line in output if line.startswith("{")]
+        try:
+            return protocol.decode(self.kind, lines[-1]) if lines else None
+        except ValueError:
+            return None
+
+
+class HostState(_Answer[protocol.HostState]):
+    """The host as its own agent sees it."""
+
+    kind = protocol.HostState
 
     def command(
         self,
@@ -37,21 +57,26 @@ class HostState(FactBase[protocol.HostState | None]):
         health: bool = False,
         gpus: bool = False,
     ) -> StringCommand:
-        question = json.dumps({"instances": list(instances), "users": list(users), "health": health, "gpus": gpus})
-        before, after = self.script.split("{}")
-        return StringCommand(before, QuoteString(question), after, _separator="")
-
-    def process(self, output: Iterable[str]) -> protocol.HostState | None:
-        lines = [line for line in output if line.startswith("{")]
-        try:
-            return protocol.decode(protocol.HostState, lines[-1]) if lines else None
-        except ValueError:
-            return None
+        question = {"instances": list(instances), "users": list(users), "health": health, "gpus": gpus}
+        return self.ask("inspect", question)
 
 
 class CarriedHostState(HostState):
     """The same by an agent that comes along on standard input as base64 and leaves nothing behind: first contact."""
 
+    script = CARRIED
+
+
+class HostReleases(_Answer[protocol.HostReleases]):
+    """What is staged on a host, and what runs there: for comparisons only."""
+
+    kind = protocol.HostReleases
+
+    def command(self, instances: Iterable[str], running: bool, gpus: bool) -> StringCommand:
+        return self.ask("releases", {"instances": list(instances), "running": running, "gpus": gpus})
+
+
+class CarriedHostReleases(HostReleases):
     script = CARRIED
 
 
@@ -67,12 +92,17 @@ def read(
 
     A host that could not be read is marked as failed, and pyinfra has printed why.
     """
-    try:
-        return _read(host, instances, users, health, gpus, timeout)
-    except EOFError:  # pyinfra asks for a password that sudo wants, and nobody is there to type it
-        host.log_styled("sudo asks for a password: set _sudo_password", fg="red", log_func=logger.error)
-        give_up(host)
-        return None
+    question = {"instances": tuple(instances), "users": tuple(users), "health": health, "gpus": gpus}
+    state, carried = _ask(host, HostState, CarriedHostState, question, timeout)
+    return replace(state, agent="") if state is not None and carried else state
+
+
+def read_releases(
+    host: Host, instances: Iterable[str], running: bool, gpus: bool, timeout: int
+) -> protocol.HostReleases | None:
+    """What a comparison needs of a host; None as of `read`."""
+    question = {"instances": tuple(instances), "running": running, "gpus": gpus}
+    return _ask(host, HostReleases, CarriedHostReleases, question, timeout)[0]
 
 
 def give_up(host: Host) -> None:
@@ -85,16 +115,20 @@ def give_up(host: Host) -> None:
         return
 
 
-def _read(
-    host: Host, instances: Iterable[str], users: Iterable[str], health: bool, gpus: bool, timeout: int | None
-) -> protocol.HostState | None:
-    by = root.arguments(host)
-    question: dict[str, Any] = {"instances": tuple(instances), "users": tuple(users), "health": health, "gpus": gpus}
-    if timeout:
-        question["_timeout"] = timeout
-    state: protocol.HostState | None = host.get_fact(HostState, **question, **by)
-    if state is not None or host in host.state.failed_hosts:
-        return state
-    by["_stdin"] = [*by.get("_stdin", ()), root.Unshown(bundle.build().base64)]
-    carried: protocol.HostState | None = host.get_fact(CarriedHostState, **question, **by)
-    return None if carried is None else replace(carried, agent="")
+def _ask(
+    host: Host, fact: type[_Answer[T]], carried: type[_Answer[T]], question: dict[str, Any], timeout: int | None
+) -> tuple[T | None, bool]:
+    """The answer, and whether an agent had to be carried there for it."""
+    try:
+        by: dict[str, Any] = root.arguments(host)
+        if timeout:
+            question["_timeout"] = timeout
+        answer: T | None = host.get_fact(fact, **question, **by)
+        if answer is not None or host in host.state.failed_hosts:
+            return answer, False
+        by["_stdin"] = [*by.get("_stdin", ()), root.Unshown(bundle.build().base64)]
+        return host.get_fact(carried, **question, **by), True
+    except EOFError:  # pyinfra asks for a password that sudo wants, and nobody is there to type it
+        host.log_styled("sudo asks for a password: set _sudo_password", fg="red", log_func=logger.error)
+        give_up(host)
+        return None, False

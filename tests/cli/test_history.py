@@ -31,12 +31,12 @@ SECOND = Report(
 THIRD = Report(Request("3", "other", "rollback", "a-1", "ada@desk"), "committed", 1764469000.0, 1764469100.0)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, host: Seen | None, *words: str) -> Result:
+def run(monkeypatch: pytest.MonkeyPatch, host: Seen[HostState] | None, *words: str) -> Result:
     monkeypatch.setattr(history, "look", lambda path, limit: (host,) if host else ())
     return CliRunner().invoke(history.command, ["gpu1", *words])
 
 
-def remembers(*reports: Report) -> Seen:
+def remembers(*reports: Report) -> Seen[HostState]:
     names = sorted({report.request.instance for report in reports})
     states = tuple(InstanceState(n, history=tuple(r for r in reports if r.request.instance == n)) for n in names)
     return Seen("gpu1", {}, HostState("", "", instances=states))

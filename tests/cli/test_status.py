@@ -20,7 +20,7 @@ GPU = Gpu(0, "GPU-1", "B200", "10.0", memory_total=2048, memory_used=1024)
 FAILED = Report(REQUEST, "rolled-back", 1764469800.0, 1764469890.0)
 
 
-def seen(*instances: InstanceState, **changes: Any) -> Seen:
+def seen(*instances: InstanceState, **changes: Any) -> Seen[HostState]:
     state = HostState("sha", "the-host's-key", instances=instances, gpus=(GPU,))
     return replace(Seen("gpu1", {"instances": {i.instance: {} for i in instances}}, state), **changes)
 
@@ -51,7 +51,7 @@ CASES = [
 
 @pytest.mark.parametrize(("host", "ok", "words"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_a_row_says_what_is_wrong_and_so_does_the_exit_code(
-    monkeypatch: pytest.MonkeyPatch, host: Seen, ok: bool, words: str
+    monkeypatch: pytest.MonkeyPatch, host: Seen[HostState], ok: bool, words: str
 ) -> None:
     monkeypatch.setattr(status, "look", lambda *_, **__: (host,))
     result = CliRunner().invoke(status.command, ["hosts.py"])

@@ -30,6 +30,14 @@ def test_process(output: Sequence[str], state: protocol.HostState | None) -> Non
     assert HostState().process(output) == state
 
 
+def test_a_comparison_has_a_question_of_its_own() -> None:
+    script = host_state.CarriedHostReleases().command(["main"], running=True, gpus=False).get_raw_value()
+    done = shell(script, zipapp("import sys; print(*sys.argv[1:])"))
+    assert done.stdout == 'releases {"instances": ["main"], "running": true, "gpus": false}\n'
+    told = protocol.HostReleases((protocol.Releases("main", "b-2"),))
+    assert host_state.HostReleases().process([protocol.encode(told)]) == told
+
+
 def shell(script: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(["sh", "-c", script], input=stdin, capture_output=True, text=True, check=False)
 

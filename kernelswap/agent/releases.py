@@ -1,0 +1,140 @@
+"""Answers what a comparison asks: what is staged here, what SGLang made of it, and what really runs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+
+from kernelswap.agent import client, files, host, inspection, occupants, processes, service
+from kernelswap.agent.client import Client, Unanswered
+from kernelswap.agent.host import Folders
+from kernelswap.agent.processes import Process
+from kernelswap.agent.redaction import redact
+from kernelswap.protocol import HostReleases, LiveServer, Releases, Resolved, decode, unit_name
+
+# What systemd (systemd.exec(5)), PAM, sudo and shells add to every process of theirs: no part of a server.
+AMBIENT = re.compile(
+    r"_|USER|LOGNAME|USERNAME|SHELL|MAIL|PWD|OLDPWD|SHLVL|HOSTNAME|TERM|TERM_\w+|COLORTERM|EDITOR|PAGER|LANG|LANGUAGE|LC_\w+"
+    r"|LS_COLORS|LESS\w*|DISPLAY|PS1|MOTD_SHOWN|TMUX\w*|STY|WINDOW|(?:SSH|SUDO|XDG|DBUS|GPG|VSCODE|MEMORY_PRESSURE)_\w+"
+    r"|(?:RUNTIME|STATE|CACHE|LOGS|CONFIGURATION|CREDENTIALS)_DIRECTORY|INVOCATION_ID|JOURNAL_STREAM|SYSTEMD_\w+"
+    r"|MAINPID|MANAGERPID|NOTIFY_SOCKET|LISTEN_\w+|WATCHDOG_\w+|FDSTORE|LOG_NAMESPACE|TRIGGER_\w+|DEBUG_INVOCATION"
+)
+# What /server_info tells besides arguments (SGLang 0.5.23: utils/common.py build_server_info, Scheduler.get_init_info).
+STATES = re.compile(
+    r"internal_states|launch_command|status|version|frontend|kv_events|kv_event_sources|startup_time|max_total_num_tokens"
+    r"|max_req_input_len|hicache_object_layout"
+)
+
+
+def releases(instances: Sequence[str], running: bool, gpus: bool) -> HostReleases:
+    return HostReleases(
+        instances=tuple(_staged(Folders(instance)) for instance in instances),
+        servers=_servers(instances) if running else (),
+        gpus=inspection.read_gpus()[0] if gpus else (),
+    )
+
+
+def _staged(folders: Folders) -> Releases:
+    plans = [inspection.read_plan(folders, name) for name in host.staged(folders)]
+    resolved = [_resolved(folders, plan.release) for plan in plans if plan]
+    return Releases(
+        instance=folders.instance,
+        known_good=host.known_good(folders),
+        previous=host.rollback_target(folders),
+        plans=tuple(plan for plan in plans if plan),
+        resolved=tuple(item for item in resolved if item),
+    )
+
+
+def _resolved(folders: Folders, release: str) -> Optional[Resolved]:
+    try:
+        return decode(Resolved, files.read(folders.resolved(release)) or "")
+    except ValueError:
+        return None
+
+
+def _servers(instances: Sequence[str]) -> Tuple[LiveServer, ...]:
+    table = processes.table()
+    mains = occupants.main_pids(table)
+    ours = {unit_name(instance): Folders(instance) for instance in instances}
+    found = []
+    for head in processes.servers(table):
+        unit = head.unit if head.unit in ours else occupants.owning_unit(table, head, mains)
+        found.append(_live(table, head, unit, ours.get(unit or "")))
+    return tuple(found)
+
+
+def _live(table: Dict[int, Process], head: Process, unit: Optional[str], folders: Optional[Folders]) -> LiveServer:
+    process = processes.main_launcher(table, head)
+    release = _release(folders) if folders else ""
+    environment: Dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        environment = processes.environment(process.pid)
+    secrets = host.secrets(folders, release) if folders and release else {}
+    # What a hand gave on the command line outranks what the release's file says.
+    secrets.update({name: key for name in ("api-key", "admin-api-key") if (key := process.flag(f"--{name}"))})
+    resolved, problem = None, ""
+    try:
+        info = _ask(table, head, process, secrets.get("api-key", ""))
+        known = _resolved(folders, release) if folders and release else None
+        resolved = served(info, release, list(secrets.values()), known)
+    except Unanswered as error:
+        problem = redact(str(error), list(secrets.values()))
+    return LiveServer(
+        server=processes.as_server(process, unit),
+        release=release,
+        python=_python(process, environment),
+        environment=_environment(environment, folders, release),
+        resolved=resolved,
+        problem=problem,
+    )
+
+
+def _release(folders: Folders) -> str:
+    """The release whose unit is in force: a swap's candidate, or the committed one."""
+    swap = service.running(folders)
+    if swap and folders.candidate_unit.exists():
+        return swap.request.release
+    return host.known_good(folders) or ""
+
+
+def _ask(table: Dict[int, Process], head: Process, process: Process, key: str) -> Dict[str, Any]:
+    """Its /server_info. The key goes to nobody but the server's own listener. Raises Unanswered."""
+    port = process.port
+    if port is None:
+        raise Unanswered("its command line names no port")
+    if not set(processes.listeners(port)) & processes.descendants(table, [head.pid]):
+        raise Unanswered(f"it does not listen on port {port} of this host")
+    address = client.from_here(process.flag("--host", "127.0.0.1"))
+    return Client(client.url(address, port), "", key).server_info()
+
+
+def served(info: Mapping[str, Any], release: str, secrets: Sequence[str], known: Optional[Resolved]) -> Resolved:
+    """The arguments in an answer of /server_info, without secrets: those that `known` has, or all but its states."""
+    values = {
+        name: redact(json.dumps(value, ensure_ascii=False), secrets)
+        for name, value in info.items()
+        if (name in known.values if known else not STATES.fullmatch(name)) and not processes.SECRET.fullmatch(name)
+    }
+    return Resolved(release, str(info.get("version", "")), values, served=True)
+
+
+def _python(process: Process, environment: Mapping[str, str]) -> str:
+    word = process.argv[0] if process.argv else ""
+    return word if word.startswith("/") else shutil.which(word, path=environment.get("PATH")) or process.exe
+
+
+def _environment(values: Mapping[str, str], folders: Optional[Folders], release: str) -> Dict[str, str]:
+    own = {name: value for name, value in values.items() if not AMBIENT.fullmatch(name)}
+    plan = inspection.read_plan(folders, release) if folders else None
+    if folders and plan:
+        # The guard tells the GPUs' indices of today where the release has UUIDs: the same GPUs.
+        for line in files.read_lines(folders.gpu_indices):
+            name, _, value = line.partition("=")
+            if own.get(name) == value and name in plan.environment:
+                own[name] = plan.environment[name]
+    hidden = processes.hide_secrets([f"{name}={value}" for name, value in own.items()])
+    return dict(word.split("=", 1) for word in hidden)
