@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from kernelswap.flags import canonical
+from kernelswap.sglang import canonical
 
 # What argparse takes for a flag and not for a value: `-1` and `-0.5` are numbers.
 _FLAG = re.compile(r"--.+|-[A-Za-z].*", re.DOTALL)

@@ -13,6 +13,7 @@ from typing import Any
 
 from kernelswap.agent.processes import hide_secrets
 from kernelswap.agent.redaction import MARK
+from kernelswap.agent.served import DRAWN
 from kernelswap.commandline import Words, flags_of
 from kernelswap.flags import SECRETS
 from kernelswap.protocol import LiveServer, Plan, Resolved
@@ -39,7 +40,7 @@ SERVER_FIELDS = {
 _SERVER_FLAGS = {"model-path": "", "served-model-name": "", "host": "127.0.0.1", "port": "30000"}
 _CREDENTIALS = re.compile(r"/run/credentials/[^/]+/secrets\.yaml")
 # Arguments that differ by themselves: chosen anew at each start (serving_hook.py), or a server's field.
-_NO_DIFFERENCE = {"random_seed", "nccl_port", "dist_init_addr"}
+_NO_DIFFERENCE = {*DRAWN, "nccl_port", "dist_init_addr"}
 _NO_DIFFERENCE |= {"model_path", "served_model_name", "tokenizer_path", "host", "port"}
 
 
@@ -143,8 +144,7 @@ def compare(before: Side, after: Side) -> tuple[Change, ...]:
 
 
 def _flag_changes(before: Side, after: Side) -> Iterator[Change]:
-    known = {name.replace("_", "-") for side in (before, after) for name in side.resolved or ()}
-    old, new = (_written_out(side.flags, known) for side in (before, after))
+    old, new = before.flags, after.flags
     for name in sorted(old.keys() | new.keys()):
         words = old.get(name), new.get(name)
         made = [(side.resolved or {}).get(name.replace("-", "_")) for side in (before, after)]
@@ -156,8 +156,7 @@ def _flag_changes(before: Side, after: Side) -> Iterator[Change]:
 
 def _resolved_changes(before: Side, after: Side) -> Iterator[Change]:
     old, new = before.resolved or {}, after.resolved or {}
-    known = {name.replace("_", "-") for name in (*old, *new)}
-    shown = {name.replace("-", "_") for side in (before, after) for name in _written_out(side.flags, known)}
+    shown = {name.replace("-", "_") for name in (*before.flags, *after.flags)}
     for name in sorted((old.keys() & new.keys()) - shown - _NO_DIFFERENCE):
         if not name.startswith("_") and _parsed(old[name]) != _parsed(new[name]):
             yield Change(RESOLVED, name, *(Value(None, _plain(values[name])) for values in (old, new)))
@@ -174,15 +173,6 @@ def _common_changes(section: str, old: Mapping[str, str], new: Mapping[str, str]
     for name in (name for name in old if name in new):
         if old[name] != new[name]:
             yield Change(section, name, Value(old[name] or None), Value(new[name] or None))
-
-
-def _written_out(flags: Mapping[str, Words], known: set[str]) -> dict[str, Words]:
-    """Names that argparse takes as the beginning of just one flag, written out."""
-    written = {}
-    for name, words in flags.items():
-        longer = [other for other in known if other.startswith(name)] if name not in known else []
-        written[longer[0] if len(longer) == 1 else name] = words
-    return written
 
 
 def _value(words: Words | None, made: str | None) -> Value:

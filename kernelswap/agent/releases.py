@@ -12,7 +12,7 @@ from kernelswap.agent import client, files, host, inspection, occupants, process
 from kernelswap.agent.client import Client, Unanswered
 from kernelswap.agent.host import Folders
 from kernelswap.agent.processes import Process
-from kernelswap.agent.redaction import redact
+from kernelswap.agent.redaction import names_secret, redact
 from kernelswap.protocol import HostReleases, LiveServer, Releases, Resolved, decode, unit_name
 
 # What systemd (systemd.exec(5)), PAM, sudo and shells add to every process of theirs: no part of a server.
@@ -117,7 +117,7 @@ def served(info: Mapping[str, Any], release: str, secrets: Sequence[str], known:
     values = {
         name: redact(json.dumps(value, ensure_ascii=False), secrets)
         for name, value in info.items()
-        if (name in known.values if known else not STATES.fullmatch(name)) and not processes.SECRET.fullmatch(name)
+        if (name in known.values if known else not STATES.fullmatch(name)) and not names_secret(name)
     }
     return Resolved(release, str(info.get("version", "")), values, served=True)
 

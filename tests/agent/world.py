@@ -129,6 +129,7 @@ class World:
             patch.setattr(network, "own_addresses", lambda: ["127.0.0.0/8"])
             patch.setattr(preflight, "system", lambda: [])
             patch.setattr(model_files, "look", lambda _plan: model_files.ModelFiles())
+            patch.setattr(preflight, "host_notes", lambda *_others: [])
             patch.setattr(engine, "asked", lambda *_others: contextlib.nullcontext(engine.Answer))
             patch.setattr(client.Client, "running_requests", lambda _self: 0)
             patch.setattr(server, "wait_ready", ready)
