@@ -114,6 +114,10 @@ class Folders:
         """What SGLang made of a release's command line, see protocol.Resolved."""
         return self.state / "resolved" / f"{release}.json"
 
+    def measured(self, release: str) -> Path:
+        """The folder of what was measured of a committed release, see measured.py."""
+        return self.state / "measured" / release
+
     def evidence(self, swap: str) -> Path:
         return self.state / "swaps" / swap
 
