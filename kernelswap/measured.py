@@ -10,7 +10,8 @@ from typing import Dict, Optional, Tuple
 
 THROUGHPUT_FILE = "throughput.json"
 DRIFT_FILE = "drift.json"
-GPU_FILE = "gpu.csv"  # see agent/telemetry.py for its columns
+GPU_FILE = "gpu.csv"  # see traces.GPU_COLUMNS
+METRICS_FILE = "metrics.csv"  # SGLang's own counters, see traces.SERVER_COLUMNS
 BENCH_FILE = "bench.jsonl"  # the benchmark's own lines, numbers only
 
 

@@ -12,6 +12,7 @@ from kernelswap import __version__
 # and is imported only when it is asked for: --help stays quick.
 COMMANDS = {
     "check": "Check models, profiles and an inventory; report every fault at once.",
+    "diagnose": "Say what limits a server, from samples of its GPUs.",
     "explain": "Say why a server failed, from its log.",
     "history": "Show the swaps that hosts remember.",
     "render": "Show the unit and the command line of a server.",
