@@ -31,7 +31,7 @@ class Figure:
     unit: str = ""
 
     def __str__(self) -> str:
-        return f"{self.what} {self.value:.4g} {self.unit}".rstrip()
+        return f"{self.what} {self.value:{'.0f' if self.value >= 1000 else '.4g'}} {self.unit}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -356,8 +356,8 @@ def _cards(samples: Sequence[Sample]) -> Tuple[_Card, ...]:
 
 def _card(gpu: str, samples: Sequence[Sample]) -> _Card:
     fields = (
-        *_HARDWARE, "utilization", "memory_utilization", "memory_clock", "memory_clock_max", "memory_used", "memory_total",
-        "pcie_rx", "pcie_tx", "pcie_gen", "pcie_width", "temperature",
+        *_HARDWARE, "utilization", "memory_utilization", "memory_clock", "memory_clock_max", "memory_used",
+        "memory_total", "pcie_rx", "pcie_tx", "pcie_gen", "pcie_width", "temperature",
     )  # fmt: skip
     busy = [sample.utilization for sample in samples if sample.utilization is not None]
     reasons = [sample.reasons for sample in samples if sample.reasons is not None]
@@ -399,12 +399,11 @@ def _judge(load: _Load) -> Iterator[Finding]:
         )
         yield _finding("unknown", detail, (), load.phase)
         return
-    found = [
-        _finding(name, detail, (*evidence, *_figures(load)), load.phase)
-        for name, rule in _RULES.items()
-        for detail, evidence in [rule(load) or ("", ())]
-        if detail
-    ]
+    found: List[Finding] = []
+    for name, rule in _RULES.items():
+        said = rule(load)
+        if said and not (found and name in _SOUND):
+            found.append(_finding(name, said[0], (*said[1], *_figures(load)), load.phase))
     yield from found or [_otherwise(load)]
 
 
@@ -494,7 +493,7 @@ def _slow_rank(load: _Load) -> _Said:
         if mine is None or theirs is None or abs(mine - theirs) <= 0.1 * max(abs(mine), abs(theirs)):
             continue
         parts.append(f"{what} {mine:.0f} instead of {theirs:.0f} {unit}")
-        figures += [Figure(f"{what} of GPU {odd[0].gpu}", mine, unit), Figure(f"{what} of the others", theirs, unit)]
+        figures += [Figure(f"{what}, odd", mine, unit), Figure(f"{what}, others", theirs, unit)]
     return f"{_gpus(odd, load)}: {', '.join(parts) or 'differs'}", tuple(figures)
 
 
@@ -643,8 +642,13 @@ def _normal(load: _Load) -> bool:
     if slow is not None:
         return slow <= _limit("step")
     power = load.over(lambda card: card.power)
-    band = next((card.sku["decode_power"] for card in load.cards if "decode_power" in card.sku), None)
+    band = _decode_power(load)
     return load.kind == "decode" and band is not None and power is not None and band[0] <= power <= band[1]
+
+
+def _decode_power(load: _Load) -> Optional[Tuple[float, float]]:
+    """The shares of the power limit between which such a card was seen to decode soundly, where that is known."""
+    return next((tuple(card.sku["decode_power"]) for card in load.cards if "decode_power" in card.sku), None)
 
 
 def _slowness(load: _Load) -> Tuple[Optional[float], Optional[float]]:
@@ -679,6 +683,9 @@ _RULES: Dict[str, Callable[[_Load], _Said]] = {
     "normal-decode": _decode,
     "loaded": _loaded,
 }
+
+
+_SOUND = ("normal-decode", "loaded")  # said only where nothing else is
 
 
 def _otherwise(load: _Load) -> Finding:
