@@ -691,7 +691,12 @@ _SOUND = ("normal-decode", "loaded")  # said only where nothing else is
 def _otherwise(load: _Load) -> Finding:
     """No rule holds: because nothing happened, or because too little is known."""
     level, mean = load.at("utilization"), load.over(lambda card: card.mean)
-    missing = [field for field in ("utilization", *_HARDWARE) if load.at(field) is None]
+    own_limit = load.over(lambda card: card.sku.get("power_limit"))
+    missing = [
+        field
+        for field in ("utilization", *_HARDWARE)
+        if load.at(field) is None and not (field == "power_limit" and own_limit)
+    ]
     if mean is not None and mean < _limit("active"):
         return _finding("idle", f"utilisation {mean:.0f} % on average, {_watts(load)}", _figures(load), load.phase)
     names = {"utilization": "utilisation", "sm_clock": "SM clock", "sm_clock_max": "the SM clock's maximum"}

@@ -279,7 +279,8 @@ def _columns(header: Sequence[str]) -> Dict[str, Tuple[int, str]]:
     units = [match[1].strip().lower() if match else "" for match in map(_UNIT.search, header)]
     found: Dict[str, Tuple[int, str]] = {}
     for field, aliases in known.items():
-        at = next((names.index(alias) for alias in aliases if alias in names), None)
+        bare = [_TAIL.sub("", name) for name in names]
+        at = next((where.index(alias) for alias in aliases for where in (names, bare) if alias in where), None)
         if at is not None:
             found[field] = (at, units[at] or _unit_in(names[at]))
     return found
@@ -289,9 +290,12 @@ def _key(cell: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", _UNIT.sub("", cell).lower()).strip("_")
 
 
+_TAIL = re.compile(r"_(kb|mb|gb|b)_?(?:ps|s)$|_(mw|w|gib|mib|kib|bytes|mhz|ghz|pct|percent|c)$")
+
+
 def _unit_in(name: str) -> str:
     """The unit that a name ends with: pcie_rx_kb_s, power_mw."""
-    tail = re.search(r"_(kb|mb|gb|b)_?(?:ps|s)$|_(mw|gib|mib|kib|bytes|ghz)$", name)
+    tail = _TAIL.search(name)
     return "" if not tail else f"{tail[1]}/s" if tail[1] else tail[2]
 
 

@@ -77,6 +77,9 @@ def scripts() -> Iterator[Script]:
         yield Script(path.stem, json.loads(path.read_text()))
 
 
+SCRIPTS = {script.name: script for script in scripts()}
+
+
 def ours(rows: list[dict[str, Any]]) -> str:
     """As the agent's gpu.csv."""
     lines = [",".join(GPU_COLUMNS.values())]
@@ -91,3 +94,24 @@ def cell(name: str, value: Any) -> str:
     if name == "time":
         return f"{value:.3f}"
     return f"0x{int(value):016x}" if name == "reasons" else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+KNOBS = {
+    "utilization": "util", "memory_utilization": "mem_util", "power": "power_w", "power_limit": "power_limit_w",
+    "sm_clock": "sm_mhz", "sm_clock_max": "sm_max_mhz", "memory_clock": "mem_mhz", "memory_clock_max": "mem_max_mhz",
+    "reasons": "reasons", "pcie_rx": "pcie_rx_mb_s", "pcie_tx": "pcie_tx_mb_s", "pcie_gen": "pcie_gen",
+    "pcie_width": "pcie_width", "temperature": "temp_c",
+}  # fmt: skip
+
+
+def nvml(script: Script, gpu: int, faster: float = 1.0) -> str:
+    """As a script of the simulated NVML, for one of its GPUs; ranges by their middle."""
+    lines = []
+    at = 0.0
+    for segment in script.segments:
+        shown = {**script.data["common"], **segment, **segment.get("gpus", {}).get(str(gpu), {})}
+        values = {name: shown[name] for name in KNOBS if shown.get(name) is not None}
+        middle = {name: sum(value) / 2 if isinstance(value, list) else value for name, value in values.items()}
+        lines.append(f"{at:g} " + " ".join(f"{KNOBS[name]}={value:.0f}" for name, value in middle.items()))
+        at += segment["seconds"] / faster
+    return "\n".join(lines) + "\n"

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import Script, ours, scripts
+from scripted import SCRIPTS, Script, ours
 
 from kernelswap import diagnosis, traces
 from kernelswap.diagnosis import Finding, diagnose
 
-SCRIPTS = {script.name: script for script in scripts()}
 LOADED = [name for name, script in SCRIPTS.items() if script.expect not in ("idle", "unknown")]
 IDLE = {
     "utilization": 0, "memory_utilization": 0, "power": 35, "sm_clock": 180, "memory_clock": 405, "reasons": 1,

@@ -4,8 +4,8 @@
  *     /run/nvml-sim/gpuN/KEY   /run/nvml-sim/KEY   (a file that holds the value)   then "KEY=value" in /etc/nvml-sim.conf
  * KEYs of the host: gpus, driver, cuda, seed (of the UUIDs; default the host name)
  * KEYs of a GPU:    name, cc (like 12.0), memory_mib, reserved_mib, idle_mib, linger_mib (used beyond what processes hold),
- *                   pcie_gen, pcie_width, and the FIGURES: util, mem_util (%), power_w, power_limit_w, temp_c, sm_mhz, mem_mhz,
- *                   sm_max_mhz, mem_max_mhz, reasons (a bit mask), pcie_rx_mb_s, pcie_tx_mb_s
+ *                   and the FIGURES: util, mem_util (%), power_w, power_limit_w, temp_c, sm_mhz, mem_mhz, sm_max_mhz, mem_max_mhz,
+ *                   reasons (a bit mask), pcie_rx_mb_s, pcie_tx_mb_s, pcie_gen, pcie_width
  * KEY script of a GPU: its FIGURES over time, which go before all other knobs. Lines "SECONDS KEY=VALUE KEY=VALUE ..." in order; each
  *     holds until the next, the last for ever. Before them may stand "begin held": time then begins when a process holds the GPU, and
  *     again with the next holder; without it, it begins with the first figure that is asked for after the script was written.

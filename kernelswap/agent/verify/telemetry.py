@@ -1,8 +1,9 @@
 """What GPUs and server did while it was verified, sampled in the background: gpu.csv and metrics.csv of the evidence.
 
 Nothing here can fail, hang or slow a swap. A child asks NVML, each GPU in a thread of its own, since a wedged driver
-can block a query for ever; it writes into a pipe, and a thread of ours adds the phase and writes the files. A child that
-does not end is left alone, as in gpus.py. Columns: traces.GPU_COLUMNS and SERVER_COLUMNS; an empty cell is not known.
+can block a query for ever; it writes into a pipe, and a thread of ours adds the phase and writes the files. A child
+that does not end is left alone, as in gpus.py. Columns: traces.GPU_COLUMNS and SERVER_COLUMNS; an empty cell is not
+known.
 """
 
 from __future__ import annotations
@@ -54,8 +55,10 @@ def sampling(plan: Plan, evidence: Path, present: Optional[Sequence[Gpu]] = None
         except gpus.GpuError as error:
             present = ()
             notes.append(f"GPUs are not sampled: {error}")
-    mine = [gpu for gpu in gpus.assigned(present, plan.gpus) if not gpu.error]
-    return Telemetry(mine, Client(client.base_url(plan), plan.served_name), evidence, notes)
+    mine = gpus.assigned(present, plan.gpus)
+    notes += [f"{gpus.label(gpu)} is not sampled: {gpu.error}" for gpu in mine if gpu.error]
+    sound = [gpu for gpu in mine if not gpu.error]
+    return Telemetry(sound, Client(client.base_url(plan), plan.served_name), evidence, notes)
 
 
 class Telemetry:
@@ -168,7 +171,10 @@ def gauges(text: str) -> Dict[str, float]:
     for name, value in _GAUGE.findall(text):
         with contextlib.suppress(ValueError):
             seen.setdefault(name, []).append(float(value))
-    return {ours: combine(seen[theirs]) for ours, (theirs, combine) in GAUGES.items() if theirs in seen}
+    found = {ours: combine(seen[theirs]) for ours, (theirs, combine) in GAUGES.items() if theirs in seen}
+    if not found.get("spec_accept_length"):  # 0 is what SGLang says of a server that does not speculate
+        found.pop("spec_accept_length", None)
+    return found
 
 
 @contextlib.contextmanager
