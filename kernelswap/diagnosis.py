@@ -572,11 +572,13 @@ def _memory(load: _Load) -> _Said:
         return text, _some(("KV cache used", 100 * usage, "%"), ("queued requests", queued, ""))
     run = load.run
     # Without the server's counters: what mostly decodes, and yet waits long for its first token, stood in the queue.
-    first = _ratio(run.ttft, run.e2e)
+    each = _ratio(run.output_tokens, run.completed)
+    whole = run.e2e or (run.ttft + run.itl * each if run.ttft and run.itl and each else None)
+    first = _ratio(run.ttft, whole)
     decodes = run.input_tokens and run.output_tokens and run.input_tokens <= 4 * run.output_tokens
     if usage is None and queued is None and decodes and first and first >= _limit("waiting") and load.busy:
         text = f"{100 * first:.0f} % of a request's time passes before its first token, so it waits in the queue"
-        return text, _some(("time of a request", run.e2e, "ms"))
+        return text, _some(("time of a request", whole, "ms"))
     return None
 
 
@@ -587,7 +589,8 @@ def _host(load: _Load) -> _Said:
         return None
     if not load.waits and (load.over(lambda card: card.power) or 0) >= _limit("unloaded"):
         return None
-    if mean < _limit("active") and not load.tokens:
+    # With so little of it, what tokens came are not these GPUs'.
+    if mean < _limit("active") / (2 if load.tokens else 1):
         return None
     gaps = load.over(lambda card: card.gaps) or 0
     running = load.counted("running")

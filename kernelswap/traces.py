@@ -165,12 +165,14 @@ def read_server(text: str) -> Tuple[ServerSample, ...]:
     """The samples of a metrics.csv. Raises Unreadable."""
     rows = _rows(text)
     header = next(rows, [])
-    if not set(header) & set(SERVER_COLUMNS[2:]):
+    known = {field: at for field, (at, _) in _columns(header).items()}
+    where = {name: header.index(name) if name in header else known.get(name) for name in SERVER_COLUMNS}
+    if all(where[name] is None for name in SERVER_COLUMNS[2:]):
         raise Unreadable(f"none of the columns {', '.join(SERVER_COLUMNS[2:])}")
     found = []
     for row in rows:
-        named = dict(zip(header, row))  # noqa: B905 - Python 3.9 has no `strict`
-        at = _number(named.get("time", ""))
+        named = {name: row[at] for name, at in where.items() if at is not None and at < len(row)}
+        at = _time(named.get("time", ""))
         values = {name: _number(named.get(name, "")) for name in SERVER_COLUMNS[2:]}
         if at is not None:
             found.append(ServerSample(at, named.get("phase", ""), **values))

@@ -48,10 +48,20 @@ def test_the_first_finding_is_the_cause(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOADED)
-@pytest.mark.parametrize("seed", range(2))
-def test_noise_does_not_change_it(name: str, seed: int) -> None:
+def test_noise_and_samples_that_are_missing_do_not_change_it(name: str) -> None:
     script = SCRIPTS[name]
-    assert first(script, script.rows(noise=0.03, seed=seed)) == script.expect
+    chance = random.Random(7)  # noqa: S311
+    rows = [row for row in script.rows(noise=0.03, seed=3) if chance.random() < 0.6]
+    assert first(script, rows) == script.expect
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", LOADED)
+def test_no_noise_of_many_changes_it(name: str) -> None:
+    script = SCRIPTS[name]
+    for seed in range(20):
+        rows = script.rows(noise=0.04, step=0.5, seed=seed)
+        assert first(script, rows) == script.expect, seed
 
 
 def between(low: dict[str, Any], high: dict[str, Any], share: float) -> dict[str, Any]:
@@ -106,13 +116,6 @@ def test_the_rate_of_sampling_does_not_change_it(name: str, step: float) -> None
 
 
 @pytest.mark.parametrize("name", LOADED)
-def test_samples_that_are_missing_by_chance_do_not_change_it(name: str) -> None:
-    script = SCRIPTS[name]
-    chance = random.Random(7)  # noqa: S311
-    assert first(script, [row for row in script.rows() if chance.random() < 0.6]) == script.expect
-
-
-@pytest.mark.parametrize("name", LOADED)
 def test_twice_as_many_gpus_of_the_same_do_not_change_it(name: str) -> None:
     script = SCRIPTS[name]
     rows = script.rows()
@@ -140,9 +143,7 @@ def test_what_is_not_known_is_not_taken_for_nothing(name: str) -> None:
     for field, needs in {
         "power": {"busy-not-loaded", "normal-decode", "loaded"},
         "sm_clock_max": set(),
-        "memory_utilization": set(),
-        "temperature": set(),
-        "pcie_rx": set(),
+        "reasons": set(),
         "name": set(),
     }.items():
         found = findings(script, [{**row, field: None if field != "name" else ""} for row in rows])

@@ -124,3 +124,11 @@ def test_the_benchmarks_of_sglang_and_ours() -> None:
     assert traces.read_bench("") == ()
     with pytest.raises(Unreadable):
         traces.read_bench("no\n")
+
+
+def test_the_servers_counters_by_our_names_and_by_sglangs() -> None:
+    (ours,) = traces.read_server("time,phase,running,token_usage\n1.5,run,41,0.98\n")
+    (theirs,) = traces.read_server("timestamp,phase,num_running_reqs,token_usage\n1.5,run,41,0.98\n")
+    assert ours == theirs == traces.ServerSample(1.5, "run", running=41, token_usage=0.98)
+    with pytest.raises(Unreadable):
+        traces.read_server("time,phase\n1,run\n")
