@@ -1,4 +1,4 @@
-"""What surrounds the questions to NVML; those themselves are tested on a host, in tests/lab/test_telemetry.py."""
+"""What surrounds the questions to NVML; those themselves are tested on a host, in tests/lab/test_sampling.py."""
 
 from __future__ import annotations
 
