@@ -37,7 +37,7 @@ def read(limit: float = Timeouts.nvml) -> Tuple[Gpu, ...]:
 
     limit: seconds. A GPU that is lost, or has not answered by then, hides no other one: it has an `error`.
     """
-    silent = _still_silent()
+    silent = still_silent()
     for silence in silent:
         if not silence.gpus:
             raise GpuError(f"NVML gives no answer since {_clock(silence.since)}")
@@ -61,7 +61,7 @@ def read(limit: float = Timeouts.nvml) -> Tuple[Gpu, ...]:
     found = sort(said, hanging, nothing)
     hung = [gpu for gpu in found if gpu.error == nothing]
     if not ended and (hung or not said):
-        _note_silence(child, asked, silent, hung)
+        note_silence(child, asked, silent, hung)
     if not said:
         raise GpuError(f"NVML gives no answer within {limit:g} s")
     return found
@@ -107,7 +107,7 @@ def sort(said: Iterable[_Said], hanging: Sequence[Gpu], nothing: str) -> Tuple[G
     return tuple(gpu for index in sorted(known) for gpu in known[index])
 
 
-def _still_silent() -> List[_Silence]:
+def still_silent() -> List[_Silence]:
     """The queries that still wait. One of a process that was killed has ended too: whoever wants to know asks again."""
     table = None
     found = []
@@ -121,7 +121,8 @@ def _still_silent() -> List[_Silence]:
     return found
 
 
-def _note_silence(child: int, since: float, before: Sequence[_Silence], gpus: Sequence[Gpu]) -> None:
+def note_silence(child: int, since: float, before: Sequence[_Silence], gpus: Sequence[Gpu]) -> None:
+    """Let others know of a child that waits for the driver about these GPUs, besides those before it."""
     try:
         started = processes.table()[child].started
         silences = [*before, _Silence(child, started, since, tuple(gpus))]
@@ -138,15 +139,20 @@ def _clock(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
+def let_go(pipe: int) -> None:
+    """In a child that may outlive us by hours: it keeps nothing of ours, no lock, no output that others wait for."""
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        if number not in (pipe, null):
+            with contextlib.suppress(OSError):
+                os.dup2(null, number) if number < 3 else os.close(number)
+
+
 def _answer(pipe: int, without: Iterable[int]) -> NoReturn:
-    """The child. It may outlive us by hours, so it keeps nothing of ours: no lock, no output that others wait for."""
+    """The child."""
     try:
-        os.setsid()
-        null = os.open(os.devnull, os.O_RDWR)
-        for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
-            if number not in (pipe, null):
-                with contextlib.suppress(OSError):
-                    os.dup2(null, number) if number < 3 else os.close(number)
+        let_go(pipe)
         lock = threading.Lock()
 
         def tell(line: _Said) -> None:
@@ -202,7 +208,7 @@ def _ask(nvml: Any, gpu: Gpu, tell: Callable[[_Said], None]) -> None:
     """Say who a GPU is, then all of it: should it hang at a figure, it is known which one does."""
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
-        pci = _known(nvml, nvml.nvmlDeviceGetPciInfo, handle)
+        pci = known(nvml, nvml.nvmlDeviceGetPciInfo, handle)
         gpu = replace(gpu, uuid=_text(nvml.nvmlDeviceGetUUID(handle)), pci=_pci(pci))
         tell(_Said(gpus=(gpu,)))
         gpu = _figures(nvml, handle, gpu)
@@ -214,17 +220,17 @@ def _ask(nvml: Any, gpu: Gpu, tell: Callable[[_Said], None]) -> None:
 
 def _figures(nvml: Any, handle: Any, gpu: Gpu) -> Gpu:
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    utilization = _known(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
-    mode = _known(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    utilization = known(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+    mode = known(nvml, nvml.nvmlDeviceGetMigMode, handle)
     return replace(
         _memory(nvml, handle, gpu),
         name=_text(nvml.nvmlDeviceGetName(handle)),
         capability=f"{major}.{minor}",
         utilization=utilization.gpu if utilization else None,
-        power=_watts(_known(nvml, nvml.nvmlDeviceGetPowerUsage, handle)),
-        power_limit=_watts(_known(nvml, nvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
-        sm_clock=_known(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
-        temperature=_known(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+        power=_watts(known(nvml, nvml.nvmlDeviceGetPowerUsage, handle)),
+        power_limit=_watts(known(nvml, nvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
+        sm_clock=known(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+        temperature=known(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
         mig=bool(mode and mode[0] == nvml.NVML_DEVICE_MIG_ENABLE),
     )
 
@@ -232,11 +238,11 @@ def _figures(nvml: Any, handle: Any, gpu: Gpu) -> Gpu:
 def _mig_devices(nvml: Any, handle: Any, gpu: Gpu) -> List[Gpu]:
     """What a divided GPU offers: each device has its own memory and processes, and nothing else of its own."""
     found = []
-    for number in range(_known(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
-        device = _known(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
+    for number in range(known(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
+        device = known(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
         if device:  # the numbers have gaps
             part = Gpu(gpu.index, capability=gpu.capability, driver=gpu.driver, pci=gpu.pci, parent=gpu.uuid)
-            name = _known(nvml, nvml.nvmlDeviceGetName, device) or f"{gpu.name} MIG"
+            name = known(nvml, nvml.nvmlDeviceGetName, device) or f"{gpu.name} MIG"
             part = replace(part, uuid=_text(nvml.nvmlDeviceGetUUID(device)), name=_text(name))
             found.append(_memory(nvml, device, part))
     return found
@@ -247,9 +253,9 @@ def _memory(nvml: Any, handle: Any, gpu: Gpu) -> Gpu:
 
     Where NVML does not know the processes, the memory speaks for them in the proof of a clean host.
     """
-    memory = _known(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
-    memory = memory or _known(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
-    running = _known(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+    memory = known(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+    memory = memory or known(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    running = known(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
     return replace(
         gpu,
         memory_total=memory.total // MIB if memory else None,
@@ -258,7 +264,7 @@ def _memory(nvml: Any, handle: Any, gpu: Gpu) -> Gpu:
     )
 
 
-def _known(nvml: Any, query: Callable[..., Any], *args: Any) -> Any:
+def known(nvml: Any, query: Callable[..., Any], *args: Any) -> Any:
     """What NVML knows; None where it says that it does not. A GPU that is lost knows nothing, and that is no answer."""
     try:
         return query(*args)

@@ -119,6 +119,10 @@ class Folders:
         """What SGLang answered in preflights, see engine.py."""
         return self.state / "answers"
 
+    def measured(self, release: str) -> Path:
+        """The folder of what was measured of a committed release, see measured.py."""
+        return self.state / "measured" / release
+
     def evidence(self, swap: str) -> Path:
         return self.state / "swaps" / swap
 

@@ -14,6 +14,7 @@ from kernelswap import __version__
 COMMANDS = {
     "check": "Check models, profiles and an inventory; report every fault at once.",
     "diff": "Compare two profiles, releases or running servers, flag by flag.",
+    "diagnose": "Say what limits a server, from samples of its GPUs.",
     "explain": "Say why a server failed, from its log.",
     "history": "Show the swaps that hosts remember.",
     "import": "Turn an existing launch line into a model and a profile.",

@@ -4,7 +4,12 @@
  *     /run/nvml-sim/gpuN/KEY   /run/nvml-sim/KEY   (a file that holds the value)   then "KEY=value" in /etc/nvml-sim.conf
  * KEYs of the host: gpus, driver, cuda, seed (of the UUIDs; default the host name)
  * KEYs of a GPU:    name, cc (like 12.0), memory_mib, reserved_mib, idle_mib, linger_mib (used beyond what processes hold),
- *                   util, mem_util (%), power_w, power_limit_w, temp_c, sm_mhz, mem_mhz, sm_max_mhz, mem_max_mhz, reasons (a bit mask)
+ *                   and the FIGURES: util, mem_util (%), power_w, power_limit_w, temp_c, sm_mhz, mem_mhz, sm_max_mhz, mem_max_mhz,
+ *                   reasons (a bit mask), pcie_rx_mb_s, pcie_tx_mb_s, pcie_gen, pcie_width
+ * KEY script of a GPU: its FIGURES over time, which go before all other knobs. Lines "SECONDS KEY=VALUE KEY=VALUE ..." in order; each
+ *     holds until the next, the last for ever. Before them may stand "begin held": time then begins when a process holds the GPU, and
+ *     again with the next holder; without it, it begins with the first figure that is asked for after the script was written.
+ *     Comments begin with #. scriptN.began keeps when that was.
  * KEYs for faults, of a GPU; in /run/nvml-sim itself the first two are for nvmlInit and what is asked of no GPU, too:
  *     hang        lines "FUNCTION SECONDS": functions whose name begins so answer only after so long ("nvmlDevice 600")
  *     fail        lines "FUNCTION CODE": they answer with this code: "nvmlDevice 15" is a GPU that fell off the bus,
@@ -279,6 +284,56 @@ static int busy(int gpu) {
     return holders(gpu, -1, NULL, 0, &sum) > 0;
 }
 
+static double now(void) {
+    struct timespec at;
+    clock_gettime(CLOCK_REALTIME, &at);
+    return at.tv_sec + at.tv_nsec / 1e9;
+}
+
+/* For how many seconds the script of a GPU has run; -1 if it has not begun. A file keeps when it did, for every process that asks. */
+static double script_time(int gpu, int when_held) {
+    char path[64], source[64], text[64];
+    struct stat written, began;
+    snprintf(path, sizeof path, "/run/nvml-sim/script%d.began", gpu);
+    if (when_held && !busy(gpu)) return unlink(path), -1;
+    snprintf(source, sizeof source, "/run/nvml-sim/gpu%d/script", gpu);
+    if (stat(source, &written) < 0) stat("/run/nvml-sim/script", &written);
+    int stale = stat(path, &began) < 0 || began.st_mtim.tv_sec + began.st_mtim.tv_nsec / 1e9 < written.st_mtim.tv_sec + written.st_mtim.tv_nsec / 1e9;
+    if (stale || slurp(path, text, sizeof text) <= 0) {
+        char fresh[96];
+        snprintf(fresh, sizeof fresh, "%s.%d", path, (int)getpid()); /* whole for whoever reads it meanwhile */
+        FILE *file = fopen(fresh, "w");
+        if (file) fprintf(file, "%.3f", now()), fclose(file), rename(fresh, path);
+        return 0;
+    }
+    return now() - strtod(text, NULL);
+}
+
+/* What the script of a GPU says of a figure at this moment. */
+static int scripted(int gpu, const char *key, unsigned long long *value) {
+    static _Thread_local char text[65536];
+    char *line, *rest, *word, *words, *end;
+    size_t size = strlen(key);
+    double at = -2;
+    int found = 0;
+    if (!text_knob(gpu, "script", NULL, text, sizeof text)) return 0;
+    for (line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        if (*trim(line) == '#' || !*trim(line)) continue;
+        if (at == -2) at = script_time(gpu, strncmp(trim(line), "begin held", 10) == 0);
+        double begins = strtod(line, &end);
+        if (end == line) continue;
+        if (begins > at) break;
+        for (word = strtok_r(end, " \t\r", &words); word; word = strtok_r(NULL, " \t\r", &words))
+            if (strncmp(word, key, size) == 0 && word[size] == '=') *value = strtoull(word + size + 1, NULL, 0), found = 1;
+    }
+    return found;
+}
+
+static unsigned long long figure(int gpu, const char *key, unsigned long long fallback) {
+    unsigned long long value;
+    return scripted(gpu, key, &value) ? value : knob(gpu, key, fallback);
+}
+
 /* The interface, in pynvml's order. DEVICE() checks the arguments that all queries of one GPU or MIG device share, GPU() takes no
  * MIG device, and HOST() is for what is asked of neither. */
 
@@ -407,17 +462,17 @@ int nvmlDeviceGetMemoryInfo_v2(device_t device, memory_v2_t *memory) {
 int nvmlDeviceGetUtilizationRates(device_t device, utilization_t *rates) {
     GPU(device, rates);
     if (divided(gpu)) return NOT_SUPPORTED;
-    return *rates = (utilization_t){knob(gpu, "util", 0), knob(gpu, "mem_util", 0)}, SUCCESS;
+    return *rates = (utilization_t){figure(gpu, "util", 0), figure(gpu, "mem_util", 0)}, SUCCESS;
 }
 
 int nvmlDeviceGetPowerUsage(device_t device, unsigned *milliwatts) {
     GPU(device, milliwatts);
-    return *milliwatts = 1000 * knob(gpu, "power_w", busy(gpu) ? 90 : 30), SUCCESS;
+    return *milliwatts = 1000 * figure(gpu, "power_w", busy(gpu) ? 90 : 30), SUCCESS;
 }
 
 int nvmlDeviceGetEnforcedPowerLimit(device_t device, unsigned *milliwatts) {
     GPU(device, milliwatts);
-    return *milliwatts = 1000 * knob(gpu, "power_limit_w", 600), SUCCESS;
+    return *milliwatts = 1000 * figure(gpu, "power_limit_w", 600), SUCCESS;
 }
 
 int nvmlDeviceGetPowerManagementLimit(device_t device, unsigned *milliwatts) { return nvmlDeviceGetEnforcedPowerLimit(device, milliwatts); }
@@ -425,18 +480,18 @@ int nvmlDeviceGetPowerManagementLimit(device_t device, unsigned *milliwatts) { r
 int nvmlDeviceGetClockInfo(device_t device, unsigned type, unsigned *mhz) {
     GPU(device, mhz);
     if (type > 3) return INVALID_ARGUMENT;
-    return *mhz = type == 2 ? knob(gpu, "mem_mhz", busy(gpu) ? 12481 : 405) : knob(gpu, "sm_mhz", busy(gpu) ? 2280 : 180), SUCCESS;
+    return *mhz = type == 2 ? figure(gpu, "mem_mhz", busy(gpu) ? 12481 : 405) : figure(gpu, "sm_mhz", busy(gpu) ? 2280 : 180), SUCCESS;
 }
 
 int nvmlDeviceGetMaxClockInfo(device_t device, unsigned type, unsigned *mhz) {
     GPU(device, mhz);
     if (type > 3) return INVALID_ARGUMENT;
-    return *mhz = type == 2 ? knob(gpu, "mem_max_mhz", 12481) : knob(gpu, "sm_max_mhz", 2430), SUCCESS;
+    return *mhz = type == 2 ? figure(gpu, "mem_max_mhz", 12481) : figure(gpu, "sm_max_mhz", 2430), SUCCESS;
 }
 
 int nvmlDeviceGetTemperature(device_t device, unsigned sensor, unsigned *celsius) {
     GPU(device, celsius);
-    return sensor ? INVALID_ARGUMENT : (*celsius = knob(gpu, "temp_c", busy(gpu) ? 45 : 33), SUCCESS);
+    return sensor ? INVALID_ARGUMENT : (*celsius = figure(gpu, "temp_c", busy(gpu) ? 45 : 33), SUCCESS);
 }
 
 int nvmlDeviceGetTemperatureV(device_t device, temperature_t *reading) {
@@ -464,11 +519,29 @@ int nvmlDeviceGetComputeRunningProcesses_v3(device_t device, unsigned *count, pr
 
 int nvmlDeviceGetCurrentClocksEventReasons(device_t device, unsigned long long *reasons) {
     GPU(device, reasons);
-    return *reasons = knob(gpu, "reasons", busy(gpu) ? 0 : 1), SUCCESS; /* 1: the GPU is idle */
+    return *reasons = figure(gpu, "reasons", busy(gpu) ? 0 : 1), SUCCESS; /* 1: the GPU is idle */
 }
 
 int nvmlDeviceGetCurrentClocksThrottleReasons(device_t device, unsigned long long *reasons) {
     return nvmlDeviceGetCurrentClocksEventReasons(device, reasons);
+}
+
+/* In KB/s; the driver counts for 20 ms. */
+int nvmlDeviceGetPcieThroughput(device_t device, unsigned counter, unsigned *rate) {
+    GPU(device, rate);
+    if (counter > 1) return INVALID_ARGUMENT;
+    nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+    return *rate = 1000 * figure(gpu, counter ? "pcie_rx_mb_s" : "pcie_tx_mb_s", 0), SUCCESS;
+}
+
+int nvmlDeviceGetCurrPcieLinkGeneration(device_t device, unsigned *generation) {
+    GPU(device, generation);
+    return *generation = figure(gpu, "pcie_gen", 5), SUCCESS;
+}
+
+int nvmlDeviceGetCurrPcieLinkWidth(device_t device, unsigned *width) {
+    GPU(device, width);
+    return *width = figure(gpu, "pcie_width", 16), SUCCESS;
 }
 
 int nvmlDeviceGetMigMode(device_t device, unsigned *current, unsigned *pending) {

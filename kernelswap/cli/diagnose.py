@@ -1,0 +1,74 @@
+"""kernelswap diagnose: what limits a server, from samples of its GPUs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from kernelswap import traces
+from kernelswap.diagnosis import Finding, diagnose
+from kernelswap.measured import METRICS_FILE
+from kernelswap.traces import Unreadable
+
+T = TypeVar("T")
+FILE = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
+
+
+@click.command()
+@click.argument("gpus", metavar="GPU.CSV", type=FILE)
+@click.argument("bench", metavar="[BENCH.JSONL]", type=FILE, required=False)
+@click.option(
+    "--metrics", type=FILE, help="SGLang's counters, as a swap samples them; else metrics.csv beside GPU.CSV."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def command(gpus: Path, bench: Path | None, metrics: Path | None, as_json: bool) -> None:
+    """Say what limits a server whose GPUs were sampled into GPU.CSV, by which figures, and what to try.
+
+    GPU.CSV is a swap's gpu.csv, or what `nvidia-smi --query-gpu=... --format=csv -lms 500` prints; - is standard input.
+    BENCH.JSONL is what SGLang's benchmark wrote meanwhile. It tells a hang from work, and slow work from good. The
+    exit code is 0 if something was found, 1 if too little is known, 2 if a file cannot be read.
+    """
+    beside = gpus.parent / METRICS_FILE
+    metrics = metrics or (beside if str(gpus) != "-" and beside.is_file() else None)
+    trace = _read(gpus, traces.read_gpus)
+    runs = _read(bench, traces.read_bench) if bench else ()
+    server = _read(metrics, traces.read_server) if metrics else trace.server
+    findings = diagnose(trace.samples, runs, server)
+    notes = [*trace.notes, *([] if bench else ["no BENCH.JSONL: whether tokens came, and how many, is not known"])]
+    if as_json:
+        found = [dataclasses.asdict(finding) for finding in findings]
+        click.echo(json.dumps({"findings": found, "notes": notes}, ensure_ascii=False, indent=2))
+    else:
+        click.echo("\n\n".join(map(describe, findings)))
+        if notes:
+            click.echo("\n" + "\n".join(f"note: {note}" for note in notes))
+    sys.exit(0 if findings[0].name != "unknown" else 1)
+
+
+def _read(path: Path, reader: Callable[[str], T]) -> T:
+    try:
+        with click.open_file(str(path), "rb") as file:
+            data: bytes = file.read()
+        # PowerShell's redirection writes UTF-16.
+        text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", "replace")
+        return reader(text)
+    except Unreadable as error:
+        raise click.UsageError(f"{path}: {error}") from None
+    except OSError as error:
+        raise click.UsageError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def describe(finding: Finding) -> str:
+    """One finding, its name first."""
+    rows = [(finding.name, finding.headline), ("phase", finding.phase)]
+    rows.append(("evidence", "; ".join(map(str, finding.evidence))))
+    rows += [("next" if not number else "", line) for number, line in enumerate(finding.next)]
+    rows += [("or" if not number else "", line) for number, line in enumerate(finding.alternatives)]
+    rows.append(("source", finding.source))
+    return "\n".join(f"{name:<16} {text}" for name, text in rows if text)

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kernelswap.cli import diagnose
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from scripted import SCRIPTS, ours
+
+
+def files(folder: Path, name: str) -> list[str]:
+    script = SCRIPTS[name]
+    rows = script.rows()
+    (folder / "gpu.csv").write_text(ours(rows))
+    (folder / "bench.jsonl").write_text(script.bench())
+    if script.server(rows):
+        (folder / "metrics.csv").write_text(script.server(rows))
+    return [str(folder / "gpu.csv"), str(folder / "bench.jsonl")]
+
+
+def run(*words: str, data: str | None = None) -> Result:
+    return CliRunner().invoke(diagnose.command, list(words), input=data)
+
+
+def test_it_says_what_why_what_to_do_and_what_else_it_may_be(tmp_path: Path) -> None:
+    result = run(*files(tmp_path, "glm5_100_at_55"))
+    assert result.exit_code == 0
+    assert result.output.startswith("busy-not-loaded")
+    for words in ("330 of 600 W (55 %)", "225 tokens/s at 64", "no throttle", "--moe-runner-backend", "normal on some"):
+        assert words in result.output
+
+
+def test_json_standard_input_and_the_exit_code(tmp_path: Path) -> None:
+    gpu, bench = files(tmp_path, "glm5_100_at_55")
+    found = json.loads(run("-", bench, "--json", data=Path(gpu).read_text()).output)
+    (first,) = found["findings"]
+    assert (first["name"], first["phase"], found["notes"]) == ("busy-not-loaded", "run c=64", [])
+    assert {"what": "power", "value": 330.0, "unit": "W"} in first["evidence"]
+    assert first["next"] and first["alternatives"]
+    result = run(*files(tmp_path, "no_power_known"))
+    assert result.exit_code == 1
+    assert "missing: power, power limit" not in result.output, "the limit is known from the card's name"
+    assert "missing: power" in result.output
+    assert "column power.draw [W] holds no value" in result.output
+
+
+def test_the_servers_counters_beside_the_file_are_read(tmp_path: Path) -> None:
+    gpu, bench = files(tmp_path, "kv_full")
+    assert run(gpu, bench).output.startswith("memory-bound")
+    counters = tmp_path / "elsewhere.csv"
+    (tmp_path / "metrics.csv").rename(counters)
+    assert not run(gpu, bench).output.startswith("memory-bound")
+    assert run(gpu, bench, "--metrics", str(counters)).output.startswith("memory-bound")
+
+
+def test_without_the_benchmark_it_says_so(tmp_path: Path) -> None:
+    assert "whether tokens came, and how many, is not known" in run(files(tmp_path, "kv_full")[0]).output
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n"])
+def test_a_file_that_holds_nothing(text: str, tmp_path: Path) -> None:
+    (tmp_path / "gpu.csv").write_text(text)
+    result = run(str(tmp_path / "gpu.csv"))
+    assert result.exit_code == 2
+    assert "no column of a GPU's utilisation, power or clocks" in result.output
