@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.inventory import pyinfra_inventory
-from kernelswap.protocol import HostState
+from kernelswap.protocol import Evidence, HostState
 from kernelswap.spec import DEFAULT_INSTANCE
 
 if TYPE_CHECKING:
@@ -21,20 +21,45 @@ if TYPE_CHECKING:
     from pyinfra.api.inventory import Inventory
 
 PATIENCE = 90  # seconds for one host; a server's health alone may take 30
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One host. state is None where it could not be read, and problem then says why."""
+class Seen(Generic[T]):
+    """One host and what was asked of it. state is None where it could not be read, and problem then says why."""
 
     host: str
     data: Mapping[str, Any]
-    state: HostState | None
+    state: T | None
     problem: str = ""
 
 
-def look(path: str, limit: Sequence[str] = (), health: bool = False, gpus: bool = False) -> tuple[Seen, ...]:
+def look(path: str, limit: Sequence[str] = (), health: bool = False, gpus: bool = False) -> tuple[Seen[HostState], ...]:
     """What every host of an inventory file says, in its order. Raises ConfigError for the inventory's own faults."""
+
+    def read(host: Host) -> HostState | None:
+        from kernelswap.facts import host_state
+
+        return host_state.read(host, instances_of(_data(host)), [], health, gpus, PATIENCE)
+
+    return _each(path, limit, read)
+
+
+def evidence(
+    path: str, limit: Sequence[str], instance: str | None = None, swap: str = ""
+) -> tuple[Seen[Evidence], ...]:
+    """What hosts have kept of the swap whose id begins with `swap`; "": of the newest. Raises ConfigError."""
+
+    def read(host: Host) -> Evidence | None:
+        from kernelswap.facts import swap_evidence
+
+        instances = [instance] if instance else instances_of(_data(host))
+        return swap_evidence.read(host, instances, swap, PATIENCE)
+
+    return _each(path, limit, read)
+
+
+def _each(path: str, limit: Sequence[str], read: Callable[[Host], T | None]) -> tuple[Seen[T], ...]:
     from gevent import monkey  # type: ignore[import-untyped]
 
     monkey.patch_all()
@@ -43,26 +68,24 @@ def look(path: str, limit: Sequence[str] = (), health: bool = False, gpus: bool 
     from pyinfra.api.state import State, StateStage
     from pyinfra.context import ctx_config, ctx_host, ctx_state
 
-    from kernelswap.facts import host_state
-
     inventory = pyinfra_inventory(path)
     hosts = _limited(inventory, limit)
     complaints = _Complaints()
     config = _config()
     state = State(inventory, config, initial_limit=hosts)
-    states: dict[str, HostState | None] = {}
+    states: dict[str, T | None] = {}
 
-    def read(host: Host) -> None:
+    def visit(host: Host) -> None:
         # PyinfraError is raised when the last host fails.
         with ctx_state.use(state), ctx_config.use(config), ctx_host.use(host), suppress(PyinfraError):
-            states[host.name] = host_state.read(host, instances_of(_data(host)), [], health, gpus, PATIENCE)
+            states[host.name] = read(host)
 
     with ctx_state.use(state), ctx_config.use(config):
         with suppress(PyinfraError):  # no host could be reached
             state.set_stage(StateStage.Connect)
             connect_all(state)
         state.set_stage(StateStage.Prepare)
-        for greenlet in [state.pool.spawn(read, host) for host in hosts if host.connected]:
+        for greenlet in [state.pool.spawn(visit, host) for host in hosts if host.connected]:
             greenlet.get()
         disconnect_all(state)
     return tuple(Seen(h.name, _data(h), states.get(h.name), complaints.about(h.name)) for h in hosts)

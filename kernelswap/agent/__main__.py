@@ -1,6 +1,7 @@
 """The agent's command line; people need none of it.
 
 inspect JSON        print the host's state as one line of JSON
+evidence JSON       print what was kept of one swap as one line of JSON
 swap JSON           start or join a swap and follow it
 run INSTANCE ID     what the transient service does
 recover INSTANCE    close an open swap after a reboot
@@ -13,7 +14,7 @@ import json
 import sys
 from typing import List, Optional
 
-from kernelswap.agent import clean, files, gpus, guard, host, inspection, service, units
+from kernelswap.agent import clean, evidence, files, gpus, guard, host, inspection, service, units
 from kernelswap.protocol import DIRTY, Request, decode, encode
 
 
@@ -29,6 +30,10 @@ def main(argv: Optional[List[str]] = None) -> int:
                 question.get("gpus", False),
             )
             print(encode(state))
+            return 0
+        if command == "evidence":
+            question = json.loads(words[0])
+            print(encode(evidence.find(question["instances"], question.get("swap", ""))))
             return 0
         if command == "swap":
             return service.swap(decode(Request, words[0]))

@@ -51,7 +51,7 @@ def command(inventory: str, limit: tuple[str, ...], as_json: bool) -> None:
     sys.exit(0 if all(row.ok for row in rows) else 1)
 
 
-def rows_of(seen: Seen) -> Iterator[Row]:
+def rows_of(seen: Seen[HostState]) -> Iterator[Row]:
     if seen.state is None:
         yield Row((seen.host, "", "", "", f"unreachable: {seen.problem or 'no answer'}", "", ""), ok=False)
         return
@@ -105,7 +105,7 @@ def swap_text(known: InstanceState) -> str:
     return f"last: {last.request.release} {last.outcome} {when(last.ended)}"
 
 
-def as_data(seen: Seen) -> dict[str, Any]:
+def as_data(seen: Seen[HostState]) -> dict[str, Any]:
     """For --json. The host's key is for nobody's eyes."""
     state = dataclasses.asdict(seen.state) if seen.state else None
     if state:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from kernelswap import protocol
-from kernelswap.facts import host_state
+from kernelswap.facts import agent
 from kernelswap.facts.host_state import CarriedHostState, HostState
 
 STATE = protocol.HostState("sha", "key", users=("sglang",))
@@ -35,13 +35,13 @@ def shell(script: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 
 def test_no_agent_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HostState, "script", host_state.INSTALLED.replace(protocol.AGENT_PATH, "/nowhere/agent.pyz"))
+    monkeypatch.setattr(HostState, "script", agent.INSTALLED.replace(protocol.AGENT_PATH, "/nowhere/agent.pyz"))
     done = shell(HostState().command(["main"], []).get_raw_value())
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_no_python_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HostState, "script", host_state.INSTALLED.replace("/usr/bin/python3", "/nowhere/python3"))
+    monkeypatch.setattr(HostState, "script", agent.INSTALLED.replace("/usr/bin/python3", "/nowhere/python3"))
     done = shell(HostState().command(["main"], []).get_raw_value())
     assert done.returncode == 1
     assert "needs /nowhere/python3" in done.stderr
