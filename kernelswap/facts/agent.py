@@ -53,28 +53,23 @@ def ask(
     carried: type[AgentFact[T]],
     question: Mapping[str, Any],
     timeout: int | None = None,
-) -> tuple[T | None, bool]:
-    """The answer, and whether an agent had to come along for it. None: the host could not be read.
-
-    Such a host is marked as failed, and pyinfra has printed why.
-    """
+) -> T | None:
+    """The answer. None if the host could not be read: it is then marked as failed, and pyinfra has printed why."""
     try:
         return _ask(host, fact, carried, {**question, **({"_timeout": timeout} if timeout else {})})
     except EOFError:  # pyinfra asks for a password that sudo wants, and nobody is there to type it
         host.log_styled("sudo asks for a password: set _sudo_password", fg="red", log_func=logger.error)
         give_up(host)
-        return None, False
+        return None
 
 
-def _ask(
-    host: Host, fact: type[AgentFact[T]], carried: type[AgentFact[T]], question: Mapping[str, Any]
-) -> tuple[T | None, bool]:
+def _ask(host: Host, fact: type[AgentFact[T]], carried: type[AgentFact[T]], question: Mapping[str, Any]) -> T | None:
     by = root.arguments(host)
     answer: T | None = host.get_fact(fact, **question, **by)
     if answer is not None or host in host.state.failed_hosts:
-        return answer, False
+        return answer
     by["_stdin"] = [*by.get("_stdin", ()), root.Unshown(bundle.build().base64)]
-    return host.get_fact(carried, **question, **by), True
+    return host.get_fact(carried, **question, **by)
 
 
 def give_up(host: Host) -> None:

@@ -29,9 +29,13 @@ class HostState(AgentFact[protocol.HostState]):
 
 
 class CarriedHostState(HostState):
-    """The same by an agent that comes along."""
+    """The same by an agent that comes along, which is then none that the host has."""
 
     script = CARRIED
+
+    def process(self, output: Iterable[str]) -> protocol.HostState | None:
+        state = super().process(output)
+        return None if state is None else replace(state, agent="")
 
 
 def read(
@@ -47,6 +51,4 @@ def read(
     A host that could not be read is marked as failed, and pyinfra has printed why.
     """
     question = {"instances": tuple(instances), "users": tuple(users), "health": health, "gpus": gpus}
-    state: protocol.HostState | None
-    state, carried = ask(host, HostState, CarriedHostState, question, timeout)
-    return replace(state, agent="") if state is not None and carried else state
+    return ask(host, HostState, CarriedHostState, question, timeout)

@@ -30,4 +30,4 @@ class CarriedSwapEvidence(SwapEvidence):
 def read(host: Host, instances: Iterable[str], swap: str = "", timeout: int | None = None) -> protocol.Evidence | None:
     """None if the host could not be read; pyinfra has printed why."""
     question = {"instances": tuple(instances), "swap": swap}
-    return ask(host, SwapEvidence, CarriedSwapEvidence, question, timeout)[0]
+    return ask(host, SwapEvidence, CarriedSwapEvidence, question, timeout)
