@@ -33,7 +33,9 @@ def main(argv: Optional[List[str]] = None) -> int:
             return 0
         if command == "evidence":
             question = json.loads(words[0])
-            print(encode(evidence.find(question["instances"], question.get("swap", ""))))
+            print(
+                encode(evidence.find([host.Folders(name) for name in question["instances"]], question.get("swap", "")))
+            )
             return 0
         if command == "swap":
             return service.swap(decode(Request, words[0]))

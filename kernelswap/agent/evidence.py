@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 from kernelswap import protocol
-from kernelswap.agent import files, host, service
-from kernelswap.agent.host import Folders
+from kernelswap.agent import files, host
+from kernelswap.agent.host import Folders, Journal
 from kernelswap.measured import BENCH_FILE, DRIFT_FILE, GPU_FILE, THROUGHPUT_FILE
 from kernelswap.protocol import Evidence, Plan, Report, Resolved, decode
 
@@ -22,15 +22,14 @@ LINE = 2000  # characters of a line of a log; longer ones are cut
 SIZE = 1024 * 1024  # bytes of one file; of a longer one its end, or nothing where only the whole has a meaning
 
 
-def find(instances: Sequence[str], swap: str) -> Evidence:
-    """The swap whose id begins with `swap`; "": the newest that has ended."""
-    folders = [Folders(instance) for instance in instances]
+def find(folders: Sequence[Folders], swap: str) -> Evidence:
+    """The swap of these instances whose id begins with `swap`; "": the newest that has ended."""
     ended = sorted(((r, f) for f in folders for r in _ended(f)), key=lambda pair: pair[0].ended)
-    running = tuple(filter(None, map(service.running, folders)))
+    open_ = tuple(journal.request for journal in map(_journal, folders) if journal)
     found = [pair for pair in ended if pair[0].request.swap.startswith(swap)] if swap else ended[-1:]
     exact = [pair for pair in found if pair[0].request.swap == swap]
     if len(exact or found) != 1:
-        return Evidence(swaps=tuple(report for report, _ in (found or ended)[-SWAPS_SHOWN:]), running=running)
+        return Evidence(swaps=tuple(report for report, _ in (found or ended)[-SWAPS_SHOWN:]), unfinished=open_)
     report, where = (exact or found)[0]
     return _of(where, report)
 
@@ -42,6 +41,13 @@ def _ended(folders: Folders) -> List[Report]:
         last = decode(Report, files.read(folders.unrecorded) or "")
         reports.setdefault(last.request.swap, last)
     return list(reports.values())
+
+
+def _journal(folders: Folders) -> Optional[Journal]:
+    try:
+        return host.read_journal(folders)
+    except (OSError, host.JournalLost):
+        return None
 
 
 def _of(folders: Folders, report: Report) -> Evidence:

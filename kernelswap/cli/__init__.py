@@ -16,6 +16,7 @@ COMMANDS = {
     "explain": "Say why a server failed, from its log.",
     "history": "Show the swaps that hosts remember.",
     "render": "Show the unit and the command line of a server.",
+    "report": "Write what happened in a swap and what was measured, as one page.",
     "status": "Show what hosts serve and whether it is what the inventory says.",
 }
 

@@ -1,16 +1,17 @@
-"""Charts as inline SVG: pure functions from numbers to markup. Every text is escaped; colours are the page's classes."""
+"""Charts as inline SVG: pure functions from numbers to markup. All text is escaped; colours are the page's classes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from statistics import fmean, median
 
 from markupsafe import Markup
 
-from kernelswap.report.data import Phase, Range, Sample
+from kernelswap.report.data import Phase, Range
+from kernelswap.traces import Sample, ServerSample
 
 POINTS = 300  # along a timeline; a screen shows no more
 EMPTY = Markup("")
@@ -41,12 +42,12 @@ class Series:
     points: Mapping[int, Range]
 
 
-def against_concurrency(title: str, unit: str, series: Sequence[Series]) -> Markup:
+def against_concurrency(title: str, unit: str, series: Sequence[Series], width: float = 480) -> Markup:
     """Medians as lines, their spread as bars; "" if there is nothing to draw."""
     drawn = [line for line in series if line.points]
     if not drawn:
         return EMPTY
-    width, height, left, right, top, bottom = 480.0, 250.0, 54.0, 12.0, 30.0, 36.0
+    height, left, right, top, bottom = 250.0, 54.0, 12.0, 30.0, 36.0
     marks = sorted({concurrency for line in drawn for concurrency in line.points})
     scale = ticks(max(point.high for line in drawn for point in line.points.values()))
     room = (width - left - right) / len(marks)
@@ -68,7 +69,7 @@ def against_concurrency(title: str, unit: str, series: Sequence[Series]) -> Mark
             says = f"{line.name}, {mark} concurrent: {_short(point.median)} {unit}"
             says += f" ({_short(point.low)} to {_short(point.high)})" if point.runs > 1 else ""
             parts.append(
-                Markup('<circle cx="{}" cy="{}" r="3.5" class="{}"><title>{}</title></circle>').format(
+                Markup('<circle cx="{}" cy="{}" r="3" class="{}"><title>{}</title></circle>').format(
                     _n(x), _n(down(point.median)), line.style, says
                 )
             )
@@ -77,51 +78,85 @@ def against_concurrency(title: str, unit: str, series: Sequence[Series]) -> Mark
 
 @dataclass(frozen=True)
 class Panel:
-    """One measure of all GPUs over time. full: the Sample's field that is its upper bound, drawn dashed."""
+    """One measure over time. full: the field that is its upper bound, drawn dashed and called `bound`."""
 
     title: str
     unit: str
     field: str
     full: str = ""
+    bound: str = ""
     top: float | None = None
     scale: float = 1.0
 
 
-PANELS = (
+GPU_PANELS = (
     Panel("Utilisation", "%", "utilization", top=100),
-    Panel("Power", "W", "power", full="power_limit"),
-    Panel("SM clock", "MHz", "sm_clock", full="sm_clock_max"),
-    Panel("Memory used", "GiB", "memory_used", full="memory_total", scale=1 / 1024),
+    Panel("Power", "W", "power", "power_limit", "limit"),
+    Panel("SM clock", "MHz", "sm_clock", "sm_clock_max", "highest"),
+    Panel("Memory used", "GiB", "memory_used", "memory_total", "all", scale=1 / 1024),
     Panel("Temperature", "°C", "temperature"),
 )
-WIDTH, LEFT, RIGHT, BAND, LANE = 1120.0, 60.0, 92.0, 34.0, 96.0
+SERVER_PANELS = (
+    Panel("SGLang: running requests", "", "running"),
+    Panel("SGLang: queued requests", "", "queued"),
+    Panel("SGLang: KV cache used", "%", "token_usage", top=100, scale=100),
+)
+WIDTH, LEFT, RIGHT, BAND, LANE, FOOT = 1120.0, 60.0, 96.0, 34.0, 92.0, 24.0
 
 
-def timeline(samples: Sequence[Sample], phases: Sequence[Phase], origin: float) -> Markup:
-    """All GPUs over time, a panel for each measure: the median, the range of all, and each GPU that stands out.
+def timeline(
+    samples: Sequence[Sample], server: Sequence[ServerSample], phases: Sequence[Phase], origin: float
+) -> Markup:
+    """GPUs and the server over time, a panel for each measure: of all GPUs the median, their range, and each that
+    stands out.
 
     origin: epoch seconds that count as 0, the start of the swap.
     """
-    panels = [panel for panel in PANELS if any(getattr(sample, panel.field) is not None for sample in samples)]
-    if not panels:
+    moments = sorted({sample.time for sample in samples} | {sample.time for sample in server})
+    if not moments:
         return EMPTY
-    start, end = samples[0].at, max(sample.at for sample in samples)
-    room = WIDTH - LEFT - RIGHT
-    height = BAND + LANE * len(panels) + 24
+    times = Times(moments[0], moments[-1], min(POINTS, len(moments)), origin)
+    panels = [(panel, _lines(panel, samples, times)) for panel in GPU_PANELS]
+    panels += [(panel, _lines(panel, server, times)) for panel in SERVER_PANELS]
+    panels = [(panel, lines) for panel, lines in panels if lines]
+    height = BAND + LANE * len(panels) + FOOT
+    parts = list(_bands(phases, times, height - FOOT))
+    for i, (panel, lines) in enumerate(panels):
+        limits = [value for sample in samples if (value := getattr(sample, panel.full, None)) is not None]
+        limit = max(limits) * panel.scale if limits else None
+        parts += _lane(panel, lines, limit, BAND + LANE * i, times)
+    parts += [_text(times.across(at), height - 6, f"{at - origin:,.0f} s", "middle") for at in times.marks()]
+    return svg(WIDTH, height, "GPUs and the server over time, from the start of the swap", *parts)
 
-    def across(at: float) -> float:
-        return LEFT + room * (at - start) / ((end - start) or 1.0)
 
-    parts = list(_bands(phases, across, height - 24))
-    for i, panel in enumerate(panels):
-        parts += _lane(panel, samples, BAND + LANE * i, across)
-    marks = [mark for mark in ticks(end - start, 8) if mark <= end - start]
-    parts += [_text(across(start + mark), height - 8, f"{start + mark - origin:.0f} s", "middle") for mark in marks]
-    return svg(WIDTH, height, "GPUs over time, from the start of the swap", *parts)
+@dataclass(frozen=True)
+class Times:
+    """The horizontal axis: from start to end (epoch seconds) in so many bins, labelled from `origin` on."""
+
+    start: float
+    end: float
+    bins: int
+    origin: float
+
+    def across(self, at: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * (at - self.start) / ((self.end - self.start) or 1.0)
+
+    def bin(self, at: float) -> int:
+        return min(self.bins - 1, int((at - self.start) / ((self.end - self.start) or 1.0) * self.bins))
+
+    def middle(self, place: int) -> float:
+        return self.start + (place + 0.5) * (self.end - self.start) / self.bins
+
+    def marks(self) -> list[float]:
+        step = ticks((self.end - self.start) or 1.0, 8)[1]
+        first = math.ceil((self.start - self.origin) / step)
+        marks = [self.origin + step * i for i in range(first, first + 12)]
+        return [at for at in marks if at <= self.end]
 
 
-def _bands(phases: Sequence[Phase], across: Callable[[float], float], bottom: float) -> Iterator[Markup]:
+def _bands(phases: Sequence[Phase], times: Times, bottom: float) -> Iterator[Markup]:
     """The phases behind the panels; repetitions share a label."""
+    across = times.across
     for phase in phases:
         x, width = across(phase.start), across(phase.end) - across(phase.start)
         yield Markup('<rect x="{}" y="{}" width="{}" height="{}" class="phase {}"><title>{}</title></rect>').format(
@@ -154,88 +189,79 @@ def short_phase(name: str) -> str:
     return name.removeprefix("run ")
 
 
-def _lane(panel: Panel, samples: Sequence[Sample], top: float, across: Callable[[float], float]) -> Iterator[Markup]:
-    bottom, high = top + LANE - 14, top + 8
-    lines = {gpu: _thinned(points) for gpu, points in _by_gpu(samples, panel.field, panel.scale).items()}
-    limits = [value * panel.scale for s in samples if (value := getattr(s, panel.full, None)) is not None]
-    limit = max(limits, default=None)
-    reached = max(value for points in lines.values() for _, value in points)
-    scale = ticks(panel.top or max(reached, limit or 0.0), 2)
-    peak = panel.top or max(scale[-1] if limit is None else limit, reached) * 1.04
+Line = dict[int, float]  # bin -> value
+
+
+def _lines(panel: Panel, samples: Sequence[Sample] | Sequence[ServerSample], times: Times) -> dict[str, Line]:
+    """For each GPU (the server is "") the mean of each bin in which it was seen."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for sample in samples:
+        value = getattr(sample, panel.field)
+        if value is not None:
+            line = found.setdefault(getattr(sample, "gpu", ""), {})
+            line.setdefault(times.bin(sample.time), []).append(value * panel.scale)
+    return {gpu: {place: fmean(values) for place, values in line.items()} for gpu, line in found.items()}
+
+
+def _lane(panel: Panel, lines: Mapping[str, Line], limit: float | None, top: float, times: Times) -> Iterator[Markup]:
+    bottom, high = top + LANE - 12, top + 10
+    together = {
+        place: values
+        for place in range(times.bins)
+        if (values := [line[place] for line in lines.values() if place in line])
+    }
+    reached = max(max(values) for values in together.values())
+    peak = panel.top or max(reached, limit or 0.0) or 1.0
 
     def down(value: float) -> float:
-        return bottom - (bottom - high) * min(1.0, value / (peak or 1.0))
+        return bottom - (bottom - high) * min(1.0, value / peak)
 
-    yield _text(LEFT, high - 6, f"{panel.title}, {panel.unit}", "small strong")
-    yield from _grid([(down(value), _short(value)) for value in scale if value <= peak], LEFT, WIDTH - RIGHT)
+    def path(line: Line, style: str) -> Iterator[Markup]:
+        for part in _unbroken(line):
+            yield _path([(times.across(times.middle(place)), down(line[place])) for place in part], style)
+
+    yield _text(LEFT, high - 6, f"{panel.title}, {panel.unit}".removesuffix(", "), "small strong")
+    yield from _grid([(down(value), _short(value)) for value in ticks(peak, 2) if value <= peak], LEFT, WIDTH - RIGHT)
     if limit is not None:
         yield Markup('<path d="M{} {}H{}" class="limit"/>').format(_n(LEFT), _n(down(limit)), _n(WIDTH - RIGHT))
-        yield _text(WIDTH - RIGHT + 6, down(limit) + 4, f"limit {_short(limit)}", "small faint")
-    middle = list(_across_gpus(lines))
-    if len(lines) > 1:
-        area = [(across(at), down(most)) for at, _, _, most in middle]
-        area += [(across(at), down(least)) for at, least, _, _ in reversed(middle)]
+        yield _text(WIDTH - RIGHT + 6, down(limit) + 4, f"{panel.bound} {_short(limit)}", "small faint")
+    for part in _unbroken(together) if len(lines) > 1 else ():
+        across = [times.across(times.middle(place)) for place in part]
+        area = [(x, down(max(together[place]))) for x, place in zip(across, part, strict=True)]
+        area += [(x, down(min(together[place]))) for x, place in reversed(list(zip(across, part, strict=True)))]
         yield Markup('<path d="{}Z" class="range"/>').format(_line(area))
-    for part in _unbroken([(at, value) for at, _, value, _ in middle]):
-        yield _path([(across(at), down(value)) for at, value in part], "median")
-    taken: list[float] = []
+    yield from path({place: median(values) for place, values in together.items()}, "typical")
+    taken = [] if limit is None else [down(limit) + 4]
     for gpu in outliers(lines, peak):
-        for part in _unbroken(lines[gpu]):
-            yield _path([(across(at), down(value)) for at, value in part], "outlier")
-        y = down(fmean(value for _, value in lines[gpu])) + 4
+        yield from path(lines[gpu], "outlier")
+        y = down(fmean(lines[gpu].values())) + 4
         while any(abs(y - other) < 12 for other in taken):
-            y += 12
+            y += 3
         taken.append(y)
-        yield _text(WIDTH - RIGHT + 6, y, f"GPU {gpu}", "small bad")
+        yield _text(WIDTH - RIGHT + 6, y, f"GPU {gpu}"[:14], "small bad")
 
 
-Line = list[tuple[float, float]]
-
-
-def _by_gpu(samples: Iterable[Sample], field: str, scale: float) -> dict[str, Line]:
-    lines: dict[str, Line] = {}
-    for sample in samples:
-        value = getattr(sample, field)
-        if value is not None:
-            lines.setdefault(sample.gpu, []).append((sample.at, value * scale))
-    return lines
-
-
-def _thinned(points: Line) -> Line:
-    """At most POINTS, each the mean of those it stands for."""
-    size = math.ceil(len(points) / POINTS)
-    parts = (points[i : i + size] for i in range(0, len(points), size))
-    return [(fmean(at for at, _ in part), fmean(value for _, value in part)) for part in parts]
-
-
-def _across_gpus(lines: Mapping[str, Line]) -> Iterator[tuple[float, float, float, float]]:
-    """Time, least, median and most of all GPUs; their samples of one moment have the same place in their lines."""
-    for together in zip(*lines.values(), strict=False):
-        values = [value for _, value in together]
-        yield together[0][0], min(values), median(values), max(values)
-
-
-def _unbroken(points: Sequence[tuple[float, float]]) -> Iterator[Line]:
-    """A line is broken where several samples in a row are missing."""
-    gaps = [b[0] - a[0] for a, b in zip(points, points[1:], strict=False)]
-    usual = median(gaps) if gaps else 0.0
-    part: Line = []
-    for point, gap in zip(points, [0.0, *gaps], strict=True):
-        if gap > 5 * usual and part:
+def _unbroken(line: Mapping[int, object]) -> Iterator[list[int]]:
+    """The bins of a line, parted where it has nothing for much longer than is usual."""
+    places = sorted(line)
+    gaps = [after - before for before, after in pairwise(places)]
+    usual = median(gaps) if gaps else 1
+    part: list[int] = []
+    for place, gap in zip(places, [0, *gaps], strict=True):
+        if gap > 5 * usual:
             yield part
             part = []
-        part.append(point)
+        part.append(place)
     if part:
         yield part
 
 
 def outliers(lines: Mapping[str, Line], peak: float) -> list[str]:
-    """GPUs whose mean is further than a tenth of the scale from that of the others."""
-    means = {gpu: fmean(value for _, value in points) for gpu, points in lines.items()}
-    if len(means) < 3:
-        return list(means) if len(means) == 2 and max(means.values()) - min(means.values()) > 0.1 * peak else []
+    """GPUs whose mean is further than a tenth of the scale from that of the others; of two, both."""
+    means = {gpu: fmean(line.values()) for gpu, line in lines.items()}
     usual = median(means.values())
-    return [gpu for gpu, mean in means.items() if abs(mean - usual) > 0.1 * peak]
+    away = 0.05 if len(means) == 2 else 0.1
+    return [gpu for gpu, mean in means.items() if abs(mean - usual) > away * peak]
 
 
 def _grid(rows: Iterable[tuple[float, str]], left: float, right: float) -> list[Markup]:
@@ -260,7 +286,7 @@ def _line(points: Sequence[tuple[float, float]]) -> str:
 
 def _whisker(x: float, low: float, high: float, style: str) -> Markup:
     return Markup('<path d="M{0} {1}V{2}M{3} {1}H{4}M{3} {2}H{4}" class="whisker {5}"/>').format(
-        _n(x), _n(low), _n(high), _n(x - 4), _n(x + 4), style
+        _n(x), _n(low), _n(high), _n(x - 6), _n(x + 6), style
     )
 
 

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean, median
 from typing import TypeVar
 
-from kernelswap.measured import DRIFT_FILE, GPU_FILE, THROUGHPUT_FILE, DriftVerdict, Point, ThroughputVerdict
+from kernelswap.agent import knowledge
+from kernelswap.diagnosis import Finding, diagnose
+from kernelswap.measured import (
+    BENCH_FILE,
+    DRIFT_FILE,
+    GPU_FILE,
+    THROUGHPUT_FILE,
+    DriftVerdict,
+    Point,
+    ThroughputVerdict,
+)
 from kernelswap.protocol import Event, Evidence, Plan, Report, Resolved, decode
+from kernelswap.traces import Sample, ServerSample, read_bench, read_gpus, read_server
 
+METRICS_FILE = "metrics.csv"
+IDLE = 0x1  # NVML's bit of a GPU that has nothing to do: no reason that matters
 T = TypeVar("T")
 
 
@@ -48,8 +59,8 @@ LATENCIES = {"ttft": "TTFT", "itl": "ITL", "e2e": "End to end"}  # Run's field -
 class Compared:
     """One figure of the candidate at one concurrency, against the known-good's.
 
-    change: share by which it is above (+) or below (-). judged: `better`, `worse`, `same` (their spreads overlap), or ""
-    where that cannot be told.
+    change: share by which it is above (+) or below (-). judged: `better`, `worse`, `same` (their spreads overlap), or
+    "" where that cannot be told.
     """
 
     concurrency: int
@@ -86,30 +97,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Change:
-    """What differs between the server before and after. declared: written in its flags; else only SGLang's choice."""
+    """What differs between the server before and after. declared: written in its flags; else only SGLang's choice.
+
+    chosen: what SGLang made of it, where that is known and is not what was declared.
+    """
 
     name: str
     before: str | None
     after: str | None
     declared: bool
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One GPU at one moment. at: epoch seconds; power in W, clocks in MHz, memory in MiB, temperature in degrees C."""
-
-    at: float
-    phase: str
-    gpu: str
-    utilization: float | None = None
-    power: float | None = None
-    power_limit: float | None = None
-    sm_clock: float | None = None
-    sm_clock_max: float | None = None
-    memory_used: float | None = None
-    memory_total: float | None = None
-    temperature: float | None = None
-    throttle: str = ""
+    chosen_before: str | None = None
+    chosen_after: str | None = None
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ class GpuSummary:
     memory_used: float | None
     memory_total: float | None
     temperature: float | None
-    throttle: tuple[str, ...]
+    throttle: tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
@@ -153,6 +151,8 @@ class Story:
     drift: DriftVerdict | None = None
     changes: tuple[Change, ...] = ()
     samples: tuple[Sample, ...] = ()
+    server: tuple[ServerSample, ...] = ()
+    findings: tuple[Finding, ...] = ()
     phases: tuple[Phase, ...] = ()
     gpus: tuple[GpuSummary, ...] = ()
     notes: tuple[str, ...] = ()
@@ -167,7 +167,10 @@ def story(host: str, evidence: Evidence) -> Story:
         raise ValueError(f"{host}: there is no such swap")
     unread: list[str] = []
     throughput = _value(ThroughputVerdict, evidence, THROUGHPUT_FILE, unread)
-    samples = tuple(_samples(evidence.files.get(GPU_FILE, ""))) if GPU_FILE in evidence.files else ()
+    trace = _read(read_gpus, evidence, GPU_FILE, unread)
+    samples = trace.samples if trace else ()
+    server = _read(read_server, evidence, METRICS_FILE, unread) or ()
+    runs = _read(read_bench, evidence, BENCH_FILE, unread) or ()
     events = tuple(_events(evidence.files.get("events.jsonl", "")))
     phases = tuple(_phases(samples))
     return Story(
@@ -179,6 +182,8 @@ def story(host: str, evidence: Evidence) -> Story:
         drift=_value(DriftVerdict, evidence, DRIFT_FILE, unread),
         changes=tuple(changes(report, evidence.plans, evidence.resolved)),
         samples=samples,
+        server=server,
+        findings=_first_of_each(diagnose(samples, runs, server)) if samples else (),
         phases=phases,
         gpus=tuple(_summaries(samples, phases)),
         notes=_notes(report, events),
@@ -195,6 +200,22 @@ def _value(kind: type[T], evidence: Evidence, name: str, unread: list[str]) -> T
     except (ValueError, KeyError) as error:
         unread.append(f"{name}: {error}")
         return None
+
+
+def _read(read: Callable[[str], T], evidence: Evidence, name: str, unread: list[str]) -> T | None:
+    try:
+        return read(evidence.files[name]) if name in evidence.files else None
+    except ValueError as error:
+        unread.append(f"{name}: {error}")
+        return None
+
+
+def _first_of_each(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """A finding of several phases once: where it weighs most."""
+    kept: dict[str, Finding] = {}
+    for finding in findings:
+        kept.setdefault(finding.name, finding)
+    return tuple(kept.values())
 
 
 def _events(text: str) -> Iterator[Event]:
@@ -265,15 +286,19 @@ def changes(report: Report, plans: Sequence[Plan], resolved: Sequence[Resolved])
     """Flags and environment as declared, then what only SGLang chose otherwise. Nothing where a side is not known."""
     before, after = report.previous, report.request.release
     declared = _pair({plan.release: _declared(plan) for plan in plans}, before, after)
-    chosen = _pair({item.release: item.values for item in resolved}, before, after)
+    made = {item.release: {name: _plain(value) for name, value in item.values.items()} for item in resolved}
+    chosen = _pair(made, before, after)
     said = set()
     for name in sorted(declared[0].keys() | declared[1].keys()):
         was, now = (side.get(name) for side in declared)
         if was != now:
-            said.add(name.replace("-", "_"))
-            yield Change(name, was, now, declared=True)
+            field = name.replace("-", "_")
+            said.add(field)
+            known = [side.get(field) for side in (made.get(before or "", {}), made.get(after, {}))]
+            other = [value if value != told else None for value, told in zip(known, (was, now), strict=True)]
+            yield Change(name, was, now, True, *other)
     for name in sorted(chosen[0].keys() & chosen[1].keys()):
-        was, now = (_plain(side[name]) for side in chosen)
+        was, now = (side[name] for side in chosen)
         if was != now and name not in said:
             yield Change(name, was, now, declared=False)
 
@@ -304,35 +329,11 @@ def _plain(value: str) -> str:
 
 # GPUs.
 
-NUMBERS = [f.name for f in fields(Sample) if f.name not in ("at", "phase", "gpu", "throttle")]
-
-
-def _samples(text: str) -> Iterator[Sample]:
-    for row in csv.DictReader(io.StringIO(text)):
-        at, gpu = _number(row.get("time")), row.get("gpu")
-        if at is None or gpu is None:
-            continue
-        yield Sample(
-            at,
-            row.get("phase") or "",
-            gpu,
-            **{name: _number(row.get(name)) for name in NUMBERS},
-            throttle=row.get("throttle") or "",
-        )
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        value = float(text or "")
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
 
 def _phases(samples: Sequence[Sample]) -> Iterator[Phase]:
     """Each ends where the next begins."""
-    runs = [(name, next(part).at) for name, part in groupby(samples, key=lambda sample: sample.phase)]
-    ends = [start for _, start in runs[1:]] + [samples[-1].at if samples else 0.0]
+    runs = [(name, next(part).time) for name, part in groupby(samples, key=lambda sample: sample.phase)]
+    ends = [*(start for _, start in runs[1:]), *(sample.time for sample in samples[-1:])]
     for (name, start), end in zip(runs, ends, strict=True):
         yield Phase(name, start, end)
 
@@ -343,7 +344,6 @@ def _summaries(samples: Sequence[Sample], phases: Sequence[Phase]) -> Iterator[G
     counted = [sample for sample in samples if not loaded or sample.phase in loaded]
     for gpu in sorted({sample.gpu for sample in samples}, key=natural):
         mine = [sample for sample in counted if sample.gpu == gpu]
-        reasons = {reason for sample in mine for reason in re.split(r"[\s,;|]+", sample.throttle) if reason}
         yield GpuSummary(
             gpu,
             utilization=_mean(mine, "utilization"),
@@ -354,8 +354,16 @@ def _summaries(samples: Sequence[Sample], phases: Sequence[Phase]) -> Iterator[G
             memory_used=_highest(mine, "memory_used"),
             memory_total=_highest(mine, "memory_total"),
             temperature=_highest(mine, "temperature"),
-            throttle=tuple(sorted(reasons)),
+            throttle=_reasons(mine),
         )
+
+
+def _reasons(samples: Iterable[Sample]) -> tuple[str, ...] | None:
+    """Why clocks were held down at times, in NVML's words; None where it was not asked."""
+    known = [sample.reasons for sample in samples if sample.reasons is not None]
+    names: dict[str, int] = json.loads(knowledge.read("diagnosis.json"))["reasons"]["names"]
+    seen = (name for name, bit in names.items() if bit != IDLE and any(bits & bit for bits in known))
+    return tuple(seen) if known else None
 
 
 def _known(samples: Iterable[Sample], name: str) -> list[float]:

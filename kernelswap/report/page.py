@@ -34,7 +34,8 @@ def page(story: Story) -> str:
                 (mark, list(rows)) for mark, rows in groupby(story.compared, key=lambda row: row.concurrency)
             ],
             charts=tuple(_charts(story)),
-            timeline=charts.timeline(story.samples, story.phases, story.report.started),
+            timeline=charts.timeline(story.samples, story.server, story.phases, story.report.started),
+            brief=[row for row in story.compared if row.metric.name in words.BRIEF],
             total=max((step.start + step.seconds for step in story.steps), default=0.0) or 1.0,
         )
     )
@@ -61,7 +62,7 @@ def _charts(story: Story) -> Iterator[Markup]:
             for name, side in sides
             for percentile in PERCENTILES
         ]
-        found.append(charts.against_concurrency(title, "ms", lines))
+        found.append(charts.against_concurrency(title, "ms", lines, width=360))
     yield from filter(None, found)
 
 

@@ -17,6 +17,7 @@ OUTCOMES = {
     "unchanged": "Unchanged",
 }
 TONES = {"committed": "good", "rolled-back": "bad", "down": "bad", "refused": "warn", "unchanged": "plain"}
+BRIEF = ("Output", "TTFT median", "ITL median")  # what people ask for first
 SENTENCE = 320  # characters; the whole cause stands below
 
 
@@ -44,7 +45,9 @@ def sentence(story: Story) -> str:
     report, cause = story.report, story.report.cause
     what = cause.what if cause else report.detail
     if report.outcome == "committed":
-        return f"{report.request.release} serves: {_measured(story)}."
+        same = f"; {story.drift.equal:.1%} of tokens as before" if story.drift and story.drift.equal is not None else ""
+        text = f"{_measured(story)}{same}."
+        return text[0].upper() + text[1:]
     if report.outcome == "unchanged":
         return f"{report.request.release} served already."
     if report.outcome == "refused":
@@ -73,7 +76,7 @@ def _measured(story: Story) -> str:
         return f"{text}; no known-good to compare it with"
     side = "above" if best.change >= 0 else "below"
     margin = story.throughput.margin if story.throughput else None
-    noise = f" (noise explains {margin:.1%})" if margin is not None else ""
+    noise = f" (of which noise explains {margin:.1%})" if margin is not None else ""
     return f"{text}, {abs(best.change):.1%} {side} {story.report.previous or 'the known-good'}{noise}"
 
 
@@ -145,6 +148,11 @@ def spread(value: Range | None) -> str:
     return f"{amount(value.low)} to {amount(value.high)}" if value and value.runs > 1 else ""
 
 
+def half(value: Range) -> str:
+    """The figure after a ±: how far the furthest of several runs is from their median."""
+    return amount(max(value.high - value.median, value.median - value.low)) if value.runs > 1 else ""
+
+
 def duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.1f} s"
@@ -167,6 +175,10 @@ class DriftRow:
     limit: str
     noise: str
     ok: bool | None
+
+    @property
+    def judged(self) -> str:
+        return "" if self.ok is None else "within" if self.ok else "beyond"
 
 
 DRIFT = {  # DriftVerdict's field -> name, format, whether a limit is a least
