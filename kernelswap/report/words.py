@@ -51,11 +51,15 @@ def sentence(story: Story) -> str:
     if report.outcome == "unchanged":
         return f"{report.request.release} served already."
     if report.outcome == "refused":
-        return f"{_cut(what)}. Nothing was touched."
+        return _sentences(what, "Nothing was touched")
     at = f"{report.failed_step} failed: " if report.failed_step else ""
     if report.outcome == "rolled-back":
-        return f"{at}{_cut(what)}. {report.detail or f'{report.serving} serves again, verified'}."
-    return f"{at}{_cut(what)}. {report.detail}."
+        return _sentences(at + what, report.detail or f"{report.serving} serves again, verified")
+    return _sentences(at + cause.what if cause else "", report.detail)
+
+
+def _sentences(*parts: str) -> str:
+    return " ".join(f"{_cut(part)}." for part in parts if part)
 
 
 def _cut(text: str) -> str:

@@ -31,7 +31,8 @@ for (const [name, url, width, height] of pages) {
       handlers: [...page.querySelectorAll("*")].filter(e => [...e.attributes].some(a => /^on/.test(a.name))).length,
       charts: [...page.querySelectorAll("svg")].filter(e => e.getBoundingClientRect().height > 50).length,
     };
-    if (!--left) { const out = document.createElement("pre"); out.textContent = JSON.stringify(seen); document.body.append(out); }
+    if (--left) return;
+    const out = document.createElement("pre"); out.textContent = JSON.stringify(seen); document.body.append(out);
   };
   document.body.append(frame);
 }

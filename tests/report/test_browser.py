@@ -1,4 +1,4 @@
-"""Pages as a browser shows them: nothing to complain of, and the verdict with its figures where nobody has to scroll."""
+"""Pages as a browser shows them: nothing to complain of, the verdict and its figures where nobody has to scroll."""
 
 from __future__ import annotations
 
