@@ -10,14 +10,14 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 from kernelswap import protocol
 from kernelswap.agent import files, host
 from kernelswap.agent.host import Folders, Journal
-from kernelswap.measured import BENCH_FILE, DRIFT_FILE, GPU_FILE, THROUGHPUT_FILE
+from kernelswap.measured import BENCH_FILE, DRIFT_FILE, GPU_FILE, METRICS_FILE, THROUGHPUT_FILE
 from kernelswap.protocol import Evidence, Plan, Report, Resolved, decode
 
 SWAPS_SHOWN = 50
 WHOLE = (THROUGHPUT_FILE, DRIFT_FILE)
-SERIES = (GPU_FILE, "metrics.csv")  # a heading, then rows; those of one instant begin with the same time
+SERIES = (GPU_FILE, METRICS_FILE)  # a heading, then rows, of each GPU one at every instant
 TAILS = ("events.jsonl", BENCH_FILE, "server.log")
-ROWS = {GPU_FILE: 4000, "metrics.csv": 1000, "events.jsonl": 2000, BENCH_FILE: 500, "server.log": 60}
+ROWS = {GPU_FILE: 4000, METRICS_FILE: 1000, "events.jsonl": 2000, BENCH_FILE: 500, "server.log": 60}
 LINE = 2000  # characters of a line of a log; longer ones are cut
 SIZE = 1024 * 1024  # bytes of one file; of a longer one its end, or nothing where only the whole has a meaning
 
@@ -106,12 +106,22 @@ def thin(lines: Sequence[str], limit: int) -> List[str]:
     """The heading and at most `limit` rows, evenly over time; the rows of one instant stay together."""
     if len(lines) - 1 <= limit:
         return list(lines)
-    instants = list(_instants(lines[1:]))
+    instants = list(_instants(lines[0], lines[1:]))
     wanted = max(1, limit * len(instants) // (len(lines) - 1))
     kept = (instants[place * len(instants) // wanted] for place in range(wanted))
     return [lines[0], *itertools.islice(itertools.chain.from_iterable(kept), limit)]
 
 
-def _instants(rows: Sequence[str]) -> Iterator[List[str]]:
-    for _, instant in itertools.groupby(rows, key=lambda row: row.partition(",")[0]):
-        yield list(instant)
+def _instants(heading: str, rows: Sequence[str]) -> Iterator[List[str]]:
+    """Rows of one instant: until a GPU comes again. Those without a GPU are each one by themselves."""
+    columns = heading.split(",")
+    place = columns.index("index") if "index" in columns else None
+    instant: Dict[str, str] = {}
+    for row in rows:
+        gpu = "" if place is None else "".join(row.split(",")[place : place + 1])
+        if gpu in instant:
+            yield list(instant.values())
+            instant = {}
+        instant[gpu] = row
+    if instant:
+        yield list(instant.values())

@@ -17,6 +17,7 @@ from kernelswap.measured import (
     BENCH_FILE,
     DRIFT_FILE,
     GPU_FILE,
+    METRICS_FILE,
     THROUGHPUT_FILE,
     DriftVerdict,
     Point,
@@ -25,7 +26,6 @@ from kernelswap.measured import (
 from kernelswap.protocol import Event, Evidence, Plan, Report, Resolved, decode
 from kernelswap.traces import Sample, ServerSample, read_bench, read_gpus, read_server
 
-METRICS_FILE = "metrics.csv"
 IDLE = 0x1  # NVML's bit of a GPU that has nothing to do: no reason that matters
 T = TypeVar("T")
 

@@ -77,14 +77,18 @@ def test_files_within_their_bounds(main: Folders) -> None:
 
 
 def test_thinning_keeps_instants_whole_and_is_even() -> None:
-    rows = [f"{second},{gpu}" for second in range(100) for gpu in range(8)]
-    heading, *kept = evidence.thin(["time,gpu", *rows], 100)
-    assert heading == "time,gpu"
-    seconds = [int(row.partition(",")[0]) for row in kept]
+    # Each GPU is asked at its own moment.
+    rows = [f"{second}.{gpu},{gpu}" for second in range(100) for gpu in range(8)]
+    heading, *kept = evidence.thin(["time,index", *rows], 100)
+    assert heading == "time,index"
+    seconds = [int(row.partition(".")[0]) for row in kept]
     assert len(kept) == 96
     assert all(seconds.count(second) == 8 for second in set(seconds))
     assert sorted(set(seconds)) == [i * 100 // 12 for i in range(12)]
-    assert evidence.thin(["time,gpu", *rows[:5]], 5) == ["time,gpu", *rows[:5]]
+    assert evidence.thin(["time,index", *rows[:5]], 5) == ["time,index", *rows[:5]]
+    # Rows of no GPU are instants by themselves.
+    counters = [f"{second},{second * 2}" for second in range(100)]
+    assert evidence.thin(["time,running", *counters], 10) == ["time,running", *counters[::10]]
 
 
 def test_plans_and_what_sglang_made_of_them(main: Folders) -> None:
