@@ -13,7 +13,16 @@ from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
-SHARED = ("__init__.py", "backends.py", "diagnosis.py", "ledger.py", "measured.py", "protocol.py", "traces.py", "verdict.py")
+SHARED = (
+    "__init__.py",
+    "backends.py",
+    "diagnosis.py",
+    "ledger.py",
+    "measured.py",
+    "protocol.py",
+    "traces.py",
+    "verdict.py",
+)
 
 # Everything is imported and read before the work starts, so that replacing the file in the middle of a swap does not
 # matter.

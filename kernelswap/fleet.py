@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.inventory import pyinfra_inventory
-from kernelswap.protocol import HostReleases, HostState
+from kernelswap.protocol import Evidence, HostReleases, HostState
 from kernelswap.spec import DEFAULT_INSTANCE
 
 if TYPE_CHECKING:
@@ -21,14 +21,12 @@ if TYPE_CHECKING:
     from pyinfra.api.inventory import Inventory
 
 PATIENCE = 90  # seconds for one host; a server's health alone may take 30
-
-
-T = TypeVar("T", HostState, HostReleases)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Seen(Generic[T]):
-    """One host. state is None where it could not be read, and problem then says why."""
+    """One host and what was asked of it. state is None where it could not be read, and problem then says why."""
 
     host: str
     data: Mapping[str, Any]
@@ -44,7 +42,7 @@ def look(path: str, limit: Sequence[str] = (), health: bool = False, gpus: bool 
 
         return host_state.read(host, instances_of(_data(host)), [], health, gpus, PATIENCE)
 
-    return _ask_all(path, limit, read)
+    return _each(path, limit, read)
 
 
 def look_at_releases(
@@ -53,15 +51,29 @@ def look_at_releases(
     """What is staged on these hosts and, where asked for, what runs there and their GPUs. Raises ConfigError."""
 
     def read(host: Host) -> HostReleases | None:
-        from kernelswap.facts import host_state
+        from kernelswap.facts import host_releases
 
         instances = instances_of(_data(host))
-        return host_state.read_releases(host, instances, host.name in running, host.name in gpus, PATIENCE)
+        return host_releases.read(host, instances, host.name in running, host.name in gpus, PATIENCE)
 
-    return _ask_all(path, hosts, read)
+    return _each(path, hosts, read)
 
 
-def _ask_all(path: str, limit: Sequence[str], ask: Callable[[Host], T | None]) -> tuple[Seen[T], ...]:
+def evidence(
+    path: str, limit: Sequence[str], instance: str | None = None, swap: str = ""
+) -> tuple[Seen[Evidence], ...]:
+    """What hosts have kept of the swap whose id begins with `swap`; "": of the newest. Raises ConfigError."""
+
+    def read(host: Host) -> Evidence | None:
+        from kernelswap.facts import swap_evidence
+
+        instances = [instance] if instance else instances_of(_data(host))
+        return swap_evidence.read(host, instances, swap, PATIENCE)
+
+    return _each(path, limit, read)
+
+
+def _each(path: str, limit: Sequence[str], read: Callable[[Host], T | None]) -> tuple[Seen[T], ...]:
     from gevent import monkey  # type: ignore[import-untyped]
 
     monkey.patch_all()
@@ -75,22 +87,22 @@ def _ask_all(path: str, limit: Sequence[str], ask: Callable[[Host], T | None]) -
     complaints = _Complaints()
     config = _config()
     state = State(inventory, config, initial_limit=hosts)
-    answers: dict[str, T | None] = {}
+    states: dict[str, T | None] = {}
 
-    def read(host: Host) -> None:
+    def visit(host: Host) -> None:
         # PyinfraError is raised when the last host fails.
         with ctx_state.use(state), ctx_config.use(config), ctx_host.use(host), suppress(PyinfraError):
-            answers[host.name] = ask(host)
+            states[host.name] = read(host)
 
     with ctx_state.use(state), ctx_config.use(config):
         with suppress(PyinfraError):  # no host could be reached
             state.set_stage(StateStage.Connect)
             connect_all(state)
         state.set_stage(StateStage.Prepare)
-        for greenlet in [state.pool.spawn(read, host) for host in hosts if host.connected]:
+        for greenlet in [state.pool.spawn(visit, host) for host in hosts if host.connected]:
             greenlet.get()
         disconnect_all(state)
-    return tuple(Seen(h.name, _data(h), answers.get(h.name), complaints.about(h.name)) for h in hosts)
+    return tuple(Seen(h.name, _data(h), states.get(h.name), complaints.about(h.name)) for h in hosts)
 
 
 def instances_of(data: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What the verification of a swap measured: kept in its evidence, and with each commit as what the next one is compared to.
+"""What the verification of a swap measured: kept in its evidence, and with each commit for the next one to compare.
 
 Both the controller and the agent import this module. Rates are tokens per second, times are milliseconds unless said.
 """

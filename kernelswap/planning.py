@@ -26,7 +26,7 @@ from kernelswap.agent.processes import hide_secrets
 from kernelswap.decide import Attach, Decision, Refused, Swap, Unchanged
 from kernelswap.differences import LIMITS, compare, of_plan
 from kernelswap.errors import ConfigError, Fault, KernelswapError
-from kernelswap.facts import host_state
+from kernelswap.facts import agent, host_state
 from kernelswap.fleet import instances_of
 from kernelswap.goal import ROLLBACK, Goal, goal_of
 from kernelswap.profile import load_library, nearest
@@ -112,7 +112,7 @@ def plan_host(host: Host, library: Path, templates: Path) -> HostPlan:
     for decision in decisions:
         _show(host, decision, releases.get(decision.instance), state)
     if any(isinstance(decision, Refused) for decision in decisions):
-        host_state.give_up(host)
+        agent.give_up(host)
         return HostPlan()
     return HostPlan(
         _setup(instances, users, state, key, recover_unit),
@@ -205,7 +205,7 @@ def _setup(instances: list[str], users: set[str], state: HostState, key: Hidden,
 
 def _recover_unit(templates: Path) -> str:
     template = (templates / f"{RECOVER_UNIT}.j2").read_text(encoding="utf-8")
-    values = {"python": host_state.PYTHON, "agent": AGENT_PATH, "state_root": STATE_ROOT}
+    values = {"python": agent.PYTHON, "agent": AGENT_PATH, "state_root": STATE_ROOT}
     text: str = jinja2.Template(template, undefined=jinja2.StrictUndefined, keep_trailing_newline=True).render(values)
     return text
 

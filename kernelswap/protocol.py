@@ -348,6 +348,24 @@ class HostState:
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """What a host has kept of one swap.
+
+    report: None where not exactly one swap has the id that was asked for, or where that one has not ended. swaps:
+    those to choose from then, the newest last. unfinished: swaps that still run. files: name -> text; rows: name ->
+    how many rows the host has, of files that are not whole here. plans, resolved: of the releases before and after.
+    """
+
+    report: Optional[Report] = None
+    swaps: Tuple[Report, ...] = ()
+    unfinished: Tuple[Request, ...] = ()
+    files: Dict[str, str] = field(default_factory=dict)
+    rows: Dict[str, int] = field(default_factory=dict)
+    plans: Tuple[Plan, ...] = ()
+    resolved: Tuple[Resolved, ...] = ()
+
+
+@dataclass(frozen=True)
 class Releases:
     """What an instance has staged. previous: the release that a rollback goes to. resolved: as far as it is known."""
 

@@ -36,11 +36,11 @@ def details(report: Report) -> List[str]:
         f"try: {cause.todo}{again}",
         f"see: {cause.where}",
         f"evidence: {report.evidence}",
-        f"next: {_next(report)}",
+        f"next: {next_command(report)}",
     ]
 
 
-def _next(report: Report) -> str:
+def next_command(report: Report) -> str:
     """What to type once the cause is dealt with, or all the same."""
     command = report.request.command or "the same command again"
     if report.bars and " --force" not in command:

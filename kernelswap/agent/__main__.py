@@ -2,6 +2,7 @@
 
 inspect JSON        print the host's state as one line of JSON
 releases JSON       print its releases, and the servers that run, as one line of JSON
+evidence JSON       print what was kept of one swap as one line of JSON
 swap JSON           start or join a swap and follow it
 run INSTANCE ID     what the transient service does
 recover INSTANCE    close an open swap after a reboot
@@ -14,7 +15,7 @@ import json
 import sys
 from typing import List, Optional
 
-from kernelswap.agent import clean, files, gpus, guard, host, inspection, releases, service, units
+from kernelswap.agent import clean, evidence, files, gpus, guard, host, inspection, releases, service, units
 from kernelswap.protocol import DIRTY, Request, decode, encode
 
 
@@ -34,6 +35,12 @@ def main(argv: Optional[List[str]] = None) -> int:
         if command == "releases":
             question = json.loads(words[0])
             print(encode(releases.releases(question["instances"], question["running"], question["gpus"])))
+            return 0
+        if command == "evidence":
+            question = json.loads(words[0])
+            print(
+                encode(evidence.find([host.Folders(name) for name in question["instances"]], question.get("swap", "")))
+            )
             return 0
         if command == "swap":
             return service.swap(decode(Request, words[0]))

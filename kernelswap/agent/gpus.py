@@ -195,7 +195,7 @@ def _query(tell: Callable[[_Said], None], without: Iterable[int]) -> None:
     pynvml.nvmlInit()
     count = pynvml.nvmlDeviceGetCount()
     tell(_Said(count=count))
-    driver = _text(_known(pynvml, pynvml.nvmlSystemGetDriverVersion) or "")
+    driver = _text(known(pynvml, pynvml.nvmlSystemGetDriverVersion) or "")
     asked = [Gpu(index, driver=driver) for index in range(count) if index not in without]
     threads = [threading.Thread(target=_ask, args=(pynvml, gpu, tell)) for gpu in asked]
     for thread in threads:

@@ -19,6 +19,7 @@ COMMANDS = {
     "history": "Show the swaps that hosts remember.",
     "import": "Turn an existing launch line into a model and a profile.",
     "render": "Show the unit and the command line of a server.",
+    "report": "Write what happened in a swap and what was measured, as one page.",
     "status": "Show what hosts serve and whether it is what the inventory says.",
 }
 

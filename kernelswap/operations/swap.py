@@ -16,7 +16,7 @@ from pyinfra.api.state import State
 from pyinfra.context import host as current_host
 
 from kernelswap import protocol
-from kernelswap.facts.host_state import PYTHON
+from kernelswap.facts.agent import PYTHON
 
 DROPPED = "the connection is lost, but the swap goes on on the host; run the same command again to follow it"
 QUIET_SECONDS = 90  # the agent's follower says something more often than this

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import pytest
 
 from kernelswap import protocol
-from kernelswap.facts import host_state
+from kernelswap.facts import agent
+from kernelswap.facts.host_releases import CarriedHostReleases, HostReleases
 from kernelswap.facts.host_state import CarriedHostState, HostState
 
 STATE = protocol.HostState("sha", "key", users=("sglang",))
@@ -31,11 +32,11 @@ def test_process(output: Sequence[str], state: protocol.HostState | None) -> Non
 
 
 def test_a_comparison_has_a_question_of_its_own() -> None:
-    script = host_state.CarriedHostReleases().command(["main"], running=True, gpus=False).get_raw_value()
+    script = CarriedHostReleases().command(["main"], running=True, gpus=False).get_raw_value()
     done = shell(script, zipapp("import sys; print(*sys.argv[1:])"))
     assert done.stdout == 'releases {"instances": ["main"], "running": true, "gpus": false}\n'
     told = protocol.HostReleases((protocol.Releases("main", "b-2"),))
-    assert host_state.HostReleases().process([protocol.encode(told)]) == told
+    assert HostReleases().process([protocol.encode(told)]) == told
 
 
 def shell(script: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -43,13 +44,13 @@ def shell(script: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 
 def test_no_agent_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HostState, "script", host_state.INSTALLED.replace(protocol.AGENT_PATH, "/nowhere/agent.pyz"))
+    monkeypatch.setattr(HostState, "script", agent.INSTALLED.replace(protocol.AGENT_PATH, "/nowhere/agent.pyz"))
     done = shell(HostState().command(["main"], []).get_raw_value())
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_no_python_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HostState, "script", host_state.INSTALLED.replace("/usr/bin/python3", "/nowhere/python3"))
+    monkeypatch.setattr(HostState, "script", agent.INSTALLED.replace("/usr/bin/python3", "/nowhere/python3"))
     done = shell(HostState().command(["main"], []).get_raw_value())
     assert done.returncode == 1
     assert "needs /nowhere/python3" in done.stderr

@@ -76,7 +76,7 @@ def moment(events: list[dict[str, object]], step: str, kind: str) -> float:
     return next(float(str(event["at"])) for event in events if (event["step"], event["kind"]) == (step, kind))
 
 
-def test_the_main_job(lab: Lab, hosts: list[Host]) -> None:
+def test_the_main_job(lab: Lab, hosts: list[Host], tmp_path: Path) -> None:
     host, outside = hosts
     # A hand-written server serves before us.
     host.write("/etc/systemd/system/my-glm.service", HAND_WRITTEN)
@@ -144,6 +144,15 @@ def test_the_main_job(lab: Lab, hosts: list[Host]) -> None:
     history = kernelswap(lab, "history", "gpu1", "--inventory", "inventory/lab.py")
     for words in ("faster", "rolled-back", "committed", "output_tok_s", "flashinfer"):
         assert words in history.output
+    # The report of a real swap: of the newest, and of the one that was committed.
+    newest = kernelswap(lab, "report", "gpu1", "--inventory", "inventory/lab.py", "--text")
+    assert newest.output.startswith("Rolled back: trtllm-")
+    assert "No module named 'flashinfer'" in newest.output
+    swap = host.output("ls /var/lib/kernelswap/main/swaps").split()[1]
+    page = tmp_path / "page.html"
+    told = kernelswap(lab, "report", "gpu1", swap[:-2], "--inventory", "inventory/lab.py", "--output", str(page))
+    assert (told.code, told.output) == (0, f"{page}\n")
+    assert "output tok/s at concurrency" in page.read_text()
 
 
 def kernelswap(lab: Lab, *words: str) -> Run:
