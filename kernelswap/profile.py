@@ -49,6 +49,8 @@ def _served_name(value: str) -> str:
         raise _fault(*problem)
     if not value.strip() or not value.isprintable():
         raise _fault("is not a name", "write a name without line breaks")
+    if ":" in value:
+        raise _fault("holds a colon, which SGLang keeps for `model:adapter`", "choose a name without it")
     return value
 
 
@@ -419,6 +421,8 @@ def environment_problems(name: Any, value: Any) -> Iterator[tuple[str, str]]:
         return
     if name in _GPU_NAMES:
         yield "would contradict what Kernelswap checks and frees", "choose GPUs with `gpus:`"
+    if name == "SGLANG_GRPC_PORT":
+        yield "opens a second listener, which no swap shuts off", "remove it"
     if value is None:
         return
     if _SECRET_NAME.search(name) and value != "":

@@ -72,9 +72,11 @@ def ask(argv: List[str], answer: Dict[str, Any]) -> Dict[str, Any]:
             now = raw = {name: getattr(args, name, None) for name in names}
             answer["values"] = plain(raw)
             answer["given"] = plain({name: value for name, value in raw.items() if is_given(args, name, value)})
+            answer["phase"] = "resolve"
+            for step in ("resolve_once", "check_server_args"):  # as at the launch; older releases have one, or none
+                if hasattr(args, step):
+                    getattr(args, step)()
             if hasattr(args, "resolve_once"):
-                answer["phase"] = "resolve"
-                args.resolve_once()
                 found = args.resolved_dict() if hasattr(args, "resolved_dict") else vars(args)
                 now = {name: found[name] for name in names if name in found}
                 answer["values"] = plain(now)

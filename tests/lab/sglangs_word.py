@@ -52,6 +52,7 @@ def direct(cases):
                 with contextlib.redirect_stderr(said):
                     args = prepare_server_args(argv)
                 args.resolve_once()
+                args.check_server_args()
                 values = {name: json.dumps(value, sort_keys=True) for name, value in args.resolved_dict().items()}
                 answer.update(accepted=True, values=values)
             except SystemExit:
