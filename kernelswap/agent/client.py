@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import re
+import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from kernelswap.protocol import Plan
 
@@ -26,10 +28,35 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer of the chat; where a model only thought, its thoughts. cut: it ended at max_tokens."""
+    """An answer of the chat; where a model only thought, its thoughts. cut: it ended at max_tokens; tokens: how many
+    the server counted, None where it does not say."""
 
     text: str
     cut: bool
+    tokens: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class Token:
+    """One generated token. logprob: in nats, None if it is no finite number; text: as it decodes alone, a part of a
+    character then as U+FFFD; top: the most probable tokens at its place, (logprob, id) each."""
+
+    logprob: Optional[float]
+    id: int
+    text: Optional[str] = None
+    top: Tuple[Tuple[float, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Generated:
+    """An answer of the native endpoint. count: the tokens that the server says it made; prompt: those that it read; seconds: of
+    the request."""
+
+    text: str
+    tokens: Tuple[Token, ...]
+    count: Optional[int]
+    seconds: float
+    prompt: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,25 +95,58 @@ class Client:
         status = self.status("/ready")
         return status == 200 or (status == 404 and self.status("/health", timeout=30) == 200)
 
-    def generate(self, prompt: str, max_tokens: int, timeout: float) -> Dict[str, Any]:
-        """Greedy tokens with the logprob of each, by the native endpoint."""
-        sampling = {"temperature": 0, "max_new_tokens": max_tokens, "ignore_eos": True}
-        body = {"text": prompt, "sampling_params": sampling, "return_logprob": True}
-        return self.post("/generate", body, timeout)
+    def generate(
+        self, prompt: str, max_tokens: int, timeout: float, top: int = 0, sampling: Optional[Dict[str, Any]] = None
+    ) -> Generated:
+        """Greedy tokens, not ended by the model's own end, with the logprob of each.
+
+        top: with so many of the most probable tokens at each place. sampling: more or other sampling parameters.
+        """
+        parameters = {"temperature": 0, "max_new_tokens": max_tokens, "ignore_eos": True, **(sampling or {})}
+        body = {"text": prompt, "sampling_params": parameters, "return_logprob": True}
+        if top:
+            parameters["skip_special_tokens"] = False  # so that the text is the tokens' text
+            body.update({"top_logprobs_num": top, "return_text_in_logprobs": True})
+        start = time.monotonic()
+        answer = self.post("/generate", body, timeout)
+        return generated(answer, time.monotonic() - start)
 
     def complete(self, prompt: str, max_tokens: int, timeout: float) -> str:
-        body = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-        answer = self.post("/v1/completions", body, timeout)
-        return str(_first_choice(answer, "/v1/completions").get("text") or "")
+        return _text(self.post("/v1/completions", self._completion(prompt, max_tokens), timeout), "/v1/completions")
+
+    def stream_completion(self, prompt: str, max_tokens: int, timeout: float) -> str:
+        return self._stream("/v1/completions", self._completion(prompt, max_tokens), timeout)
 
     def chat(self, prompt: str, max_tokens: int, timeout: float) -> Reply:
+        answer = self.post("/v1/chat/completions", self._chat(prompt, max_tokens), timeout)
+        usage = answer.get("usage")
+        count = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        cut = _first_choice(answer, "/v1/chat/completions").get("finish_reason") == "length"
+        return Reply(_text(answer, "/v1/chat/completions"), cut, count if isinstance(count, int) else None)
+
+    def stream_chat(self, prompt: str, max_tokens: int, timeout: float) -> str:
+        return self._stream("/v1/chat/completions", self._chat(prompt, max_tokens), timeout)
+
+    def _completion(self, prompt: str, max_tokens: int) -> Dict[str, Any]:
+        return {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+
+    def _chat(self, prompt: str, max_tokens: int) -> Dict[str, Any]:
         messages = [{"role": "user", "content": prompt}]
-        body = {"model": self.model, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
-        answer = self.post("/v1/chat/completions", body, timeout)
-        choice = _first_choice(answer, "/v1/chat/completions")
-        message = choice.get("message") or {}
-        text = message.get("content") or message.get("reasoning_content") or ""
-        return Reply(str(text), cut=choice.get("finish_reason") == "length")
+        return {"model": self.model, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
+
+    def _stream(self, path: str, body: Dict[str, Any], timeout: float) -> str:
+        status, text = self._open(path, {**body, "stream": True}, timeout)
+        if status != 200:
+            raise Unanswered(f"POST {path}: HTTP {status}: {text[:200]!r}")
+        return joined(text.splitlines(), path)
+
+    def info(self, timeout: float) -> Dict[str, Any]:
+        """/server_info: what SGLang made of its arguments, its keys in clear. Only of a server that is known as ours."""
+        status, text = self._open("/server_info", None, timeout, keyed=True)
+        if status != 200:
+            raise Unanswered(f"GET /server_info: HTTP {status}: {text[:200]!r}")
+        info = json.loads(text)
+        return info if isinstance(info, dict) else {}
 
     def running_requests(self) -> Optional[int]:
         """Requests that run or wait, by the server's own counters; None without `--enable-metrics`."""
@@ -101,10 +161,12 @@ class Client:
             raise Unanswered(f"{'GET' if body is None else 'POST'} {path}: HTTP {status}: {text[:200]!r}")
         return text
 
-    def _open(self, path: str, body: Optional[Dict[str, Any]], timeout: float) -> Tuple[int, str]:
+    def _open(
+        self, path: str, body: Optional[Dict[str, Any]], timeout: float, keyed: bool = False
+    ) -> Tuple[int, str]:
         headers = {"Content-Type": "application/json"}
         # Who listens may be somebody else: what needs no key (/health, /ready, /metrics) is asked without.
-        if self.api_key and body is not None:
+        if self.api_key and (keyed or body is not None):
             headers["Authorization"] = f"Bearer {self.api_key}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.base + path, data=data, headers=headers)
@@ -118,6 +180,73 @@ class Client:
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise Unanswered(f"{'GET' if body is None else 'POST'} {path}: {reason or type(error).__name__}") from None
+
+
+def generated(answer: Dict[str, Any], seconds: float) -> Generated:
+    """What /generate said; what it lacks is missing there too."""
+    meta = answer.get("meta_info")
+    meta = meta if isinstance(meta, dict) else {}
+    rows, tops = _list(meta.get("output_token_logprobs")), _list(meta.get("output_top_logprobs"))
+    tops += [None] * (len(rows) - len(tops))
+    tokens = tuple(_token(row, top) for row, top in zip(rows, tops))
+    count, prompt = meta.get("completion_tokens"), meta.get("prompt_tokens")
+    return Generated(
+        str(answer.get("text") or ""),
+        tokens,
+        count if isinstance(count, int) else None,
+        seconds,
+        prompt if isinstance(prompt, int) else 0,
+    )
+
+
+def _token(row: Any, top: Any) -> Token:
+    logprob, number, text = (*_list(row), None, None, None)[:3]
+    best = [(_finite(item[0]), item[1]) for item in _list(top) if isinstance(item, list) and len(item) > 1]
+    return Token(
+        _finite(logprob),
+        number if isinstance(number, int) else -1,
+        text if isinstance(text, str) else None,
+        tuple((value, int(name)) for value, name in best if value is not None),
+    )
+
+
+def _list(value: Any) -> List[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _finite(value: Any) -> Optional[float]:
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def joined(lines: Iterable[str], path: str) -> str:
+    """The text of a stream of server-sent events. Raises Unanswered for one that ended early or told an error."""
+    text, thought, done = "", "", False
+    for line in lines:
+        if not line.startswith("data:"):
+            continue
+        data = line[len("data:") :].strip()
+        if data == "[DONE]":
+            done = True
+            continue
+        try:
+            event = json.loads(data)
+        except ValueError:
+            raise Unanswered(f"POST {path}: no JSON in the stream: {data[:200]!r}") from None
+        if not isinstance(event, dict) or "error" in event:
+            raise Unanswered(f"POST {path}: an error in the stream: {data[:200]!r}")
+        for choice in _list(event.get("choices")):
+            delta = choice.get("delta") or {}
+            text += str(choice.get("text") or delta.get("content") or "")
+            thought += str(delta.get("reasoning_content") or "")
+    if not done:
+        raise Unanswered(f"POST {path}: the stream ended early")
+    return text or thought
+
+
+def _text(answer: Dict[str, Any], path: str) -> str:
+    choice = _first_choice(answer, path)
+    message = choice.get("message") or {}
+    return str(choice.get("text") or message.get("content") or message.get("reasoning_content") or "")
 
 
 def _first_choice(answer: Dict[str, Any], path: str) -> Dict[str, Any]:
