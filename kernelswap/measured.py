@@ -1,4 +1,4 @@
-"""What the verification of a swap measured: kept in its evidence, and with each commit as what the next one is compared to.
+"""What the verification of a swap measured: kept in its evidence, and with each commit for the next one to compare.
 
 Both the controller and the agent import this module. Rates are tokens per second, times are milliseconds unless said.
 """
@@ -11,6 +11,8 @@ from typing import Dict, Optional, Tuple
 THROUGHPUT_FILE = "throughput.json"
 DRIFT_FILE = "drift.json"
 GPU_FILE = "gpu.csv"  # see agent/telemetry.py for its columns
+SMOKE_FILE = "smoke.json"
+KEPT = (SMOKE_FILE,)  # of the evidence, with each commit
 BENCH_FILE = "bench.jsonl"  # the benchmark's own lines, numbers only
 
 

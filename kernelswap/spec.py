@@ -11,7 +11,7 @@ from kernelswap import flags as spelling
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.flags import FlagValue
 from kernelswap.profile import Layer, Library, Server, VerifyFile, check, nearest
-from kernelswap.protocol import Answer, Gpu, Requires, Throughput, Timeouts, Verify
+from kernelswap.protocol import Answer, Gpu, Requires, Smoke, Throughput, Timeouts, Verify
 from kernelswap.yamlfile import Loc
 
 DEFAULT_INSTANCE = "main"
@@ -298,6 +298,8 @@ def _verify(verify: VerifyFile) -> Verify:
     run = verify.throughput
     return Verify(
         answers=tuple(Answer(item.prompt, item.expect, int(item.max_tokens)) for item in verify.answers),
+        smoke=Smoke(float(verify.smoke.garbled)),
+        min_healthy=float(verify.min_healthy),
         throughput=None
         if run is None
         else Throughput(

@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from kernelswap.protocol import Plan
@@ -49,8 +50,8 @@ class Token:
 
 @dataclass(frozen=True)
 class Generated:
-    """An answer of the native endpoint. count: the tokens that the server says it made; prompt: those that it read; seconds: of
-    the request."""
+    """An answer of the native endpoint. count: the tokens that the server says it made; prompt: those that it read;
+    seconds: of the request."""
 
     text: str
     tokens: Tuple[Token, ...]
@@ -111,20 +112,17 @@ class Client:
         answer = self.post("/generate", body, timeout)
         return generated(answer, time.monotonic() - start)
 
-    def complete(self, prompt: str, max_tokens: int, timeout: float) -> str:
-        return _text(self.post("/v1/completions", self._completion(prompt, max_tokens), timeout), "/v1/completions")
+    def complete(self, prompt: str, max_tokens: int, timeout: float) -> Reply:
+        """Greedy, not ended by the model's own end."""
+        return self._reply("/v1/completions", self._completion(prompt, max_tokens), timeout)
 
-    def stream_completion(self, prompt: str, max_tokens: int, timeout: float) -> str:
+    def stream_completion(self, prompt: str, max_tokens: int, timeout: float) -> Reply:
         return self._stream("/v1/completions", self._completion(prompt, max_tokens), timeout)
 
     def chat(self, prompt: str, max_tokens: int, timeout: float) -> Reply:
-        answer = self.post("/v1/chat/completions", self._chat(prompt, max_tokens), timeout)
-        usage = answer.get("usage")
-        count = usage.get("completion_tokens") if isinstance(usage, dict) else None
-        cut = _first_choice(answer, "/v1/chat/completions").get("finish_reason") == "length"
-        return Reply(_text(answer, "/v1/chat/completions"), cut, count if isinstance(count, int) else None)
+        return self._reply("/v1/chat/completions", self._chat(prompt, max_tokens), timeout)
 
-    def stream_chat(self, prompt: str, max_tokens: int, timeout: float) -> str:
+    def stream_chat(self, prompt: str, max_tokens: int, timeout: float) -> Reply:
         return self._stream("/v1/chat/completions", self._chat(prompt, max_tokens), timeout)
 
     def _completion(self, prompt: str, max_tokens: int) -> Dict[str, Any]:
@@ -134,14 +132,21 @@ class Client:
         messages = [{"role": "user", "content": prompt}]
         return {"model": self.model, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
 
-    def _stream(self, path: str, body: Dict[str, Any], timeout: float) -> str:
-        status, text = self._open(path, {**body, "stream": True}, timeout)
-        if status != 200:
-            raise Unanswered(f"POST {path}: HTTP {status}: {text[:200]!r}")
-        return joined(text.splitlines(), path)
+    def _reply(self, path: str, body: Dict[str, Any], timeout: float) -> Reply:
+        answer = self.post(path, body, timeout)
+        choices, usage = _list(answer.get("choices")), answer.get("usage")
+        if not choices or not isinstance(choices[0], dict):
+            raise Unanswered(f"POST {path}: no choices in the answer")
+        message = choices[0].get("message") or {}
+        text = choices[0].get("text") or message.get("content") or message.get("reasoning_content") or ""
+        count = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        return Reply(str(text), choices[0].get("finish_reason") == "length", count if isinstance(count, int) else None)
+
+    def _stream(self, path: str, body: Dict[str, Any], timeout: float) -> Reply:
+        return joined(self._answer(path, {**body, "stream": True}, timeout).splitlines(), path)
 
     def info(self, timeout: float) -> Dict[str, Any]:
-        """/server_info: what SGLang made of its arguments, its keys in clear. Only of a server that is known as ours."""
+        """/server_info: SGLang's arguments as it took them, keys in clear. To be asked of our own server only."""
         status, text = self._open("/server_info", None, timeout, keyed=True)
         if status != 200:
             raise Unanswered(f"GET /server_info: HTTP {status}: {text[:200]!r}")
@@ -161,9 +166,7 @@ class Client:
             raise Unanswered(f"{'GET' if body is None else 'POST'} {path}: HTTP {status}: {text[:200]!r}")
         return text
 
-    def _open(
-        self, path: str, body: Optional[Dict[str, Any]], timeout: float, keyed: bool = False
-    ) -> Tuple[int, str]:
+    def _open(self, path: str, body: Optional[Dict[str, Any]], timeout: float, keyed: bool = False) -> Tuple[int, str]:
         headers = {"Content-Type": "application/json"}
         # Who listens may be somebody else: what needs no key (/health, /ready, /metrics) is asked without.
         if self.api_key and (keyed or body is not None):
@@ -187,8 +190,7 @@ def generated(answer: Dict[str, Any], seconds: float) -> Generated:
     meta = answer.get("meta_info")
     meta = meta if isinstance(meta, dict) else {}
     rows, tops = _list(meta.get("output_token_logprobs")), _list(meta.get("output_top_logprobs"))
-    tops += [None] * (len(rows) - len(tops))
-    tokens = tuple(_token(row, top) for row, top in zip(rows, tops))
+    tokens = tuple(_token(row, top) for row, top in zip_longest(rows, tops[: len(rows)]))
     count, prompt = meta.get("completion_tokens"), meta.get("prompt_tokens")
     return Generated(
         str(answer.get("text") or ""),
@@ -218,9 +220,9 @@ def _finite(value: Any) -> Optional[float]:
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
-def joined(lines: Iterable[str], path: str) -> str:
-    """The text of a stream of server-sent events. Raises Unanswered for one that ended early or told an error."""
-    text, thought, done = "", "", False
+def joined(lines: Iterable[str], path: str) -> Reply:
+    """The answer in a stream of server-sent events. Raises Unanswered for one that ended early or told an error."""
+    text, thought, done, cut = "", "", False, False
     for line in lines:
         if not line.startswith("data:"):
             continue
@@ -238,22 +240,10 @@ def joined(lines: Iterable[str], path: str) -> str:
             delta = choice.get("delta") or {}
             text += str(choice.get("text") or delta.get("content") or "")
             thought += str(delta.get("reasoning_content") or "")
+            cut = cut or choice.get("finish_reason") == "length"
     if not done:
         raise Unanswered(f"POST {path}: the stream ended early")
-    return text or thought
-
-
-def _text(answer: Dict[str, Any], path: str) -> str:
-    choice = _first_choice(answer, path)
-    message = choice.get("message") or {}
-    return str(choice.get("text") or message.get("content") or message.get("reasoning_content") or "")
-
-
-def _first_choice(answer: Dict[str, Any], path: str) -> Dict[str, Any]:
-    choices = answer.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise Unanswered(f"POST {path}: no choices in the answer")
-    return choices[0]
+    return Reply(text or thought, cut)
 
 
 _COUNTER = re.compile(r"^sglang:num_(?:running|queue)_reqs(?:\{[^}]*\})?\s+([0-9.eE+-]+)", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What no sound server does, whatever its model: judged on the answers of the native endpoint, greedy and with logprobs."""
+"""What no sound server does, whatever its model: judged on greedy answers of the native endpoint, with logprobs."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def parted(first: Generated, second: Generated) -> str:
 
     At a near tie a sound GPU may choose differently; what follows then says nothing.
     """
-    for index, (one, other) in enumerate(zip(first.tokens, second.tokens)):
+    for index in range(min(len(first.tokens), len(second.tokens))):
+        one, other = first.tokens[index], second.tokens[index]
         if one.id == other.id:
             continue
         gaps = [_gap(one, other.id), _gap(other, one.id)]
@@ -98,13 +99,16 @@ def parted(first: Generated, second: Generated) -> str:
 
 
 def _gap(token: Token, other: int) -> Optional[float]:
-    value = _logprob_of(token, other)
-    return None if value is None else max(logprob for logprob, _ in token.top) - value
+    """How much more or less probable than its own choice the other one was; None if it was not among the best."""
+    own, value = _logprob_of(token, token.id), _logprob_of(token, other)
+    return None if own is None or value is None else abs(own - value)
 
 
 def copied(answers: Sequence[Generated]) -> str:
     """Answers to different prompts with the same logprobs to the last digit were not computed."""
     rows = [tuple(token.logprob for token in answer.tokens) for answer in answers]
-    known = [row for row in rows if len(row) >= ENOUGH and None not in row and sum(filter(None, row)) < -SURE * len(row)]
+    known = [
+        row for row in rows if len(row) >= ENOUGH and None not in row and sum(filter(None, row)) < -SURE * len(row)
+    ]
     twice = len(known) - len(set(known))
     return f"{twice} answers to different prompts have exactly equal logprobs: they were not computed" if twice else ""

@@ -34,15 +34,15 @@ def kind(text: str, tokens: Optional[int] = None) -> str:
     return next((name for name, test in tests if test(text, load()["kinds"][name])), "")
 
 
-def excess(kinds: Sequence[str], known: Optional[float]) -> str:
+def excess(kinds: Sequence[str], allowed: float, known: Optional[float]) -> str:
     """What is wrong with a server that wrote texts of these kinds, "" if nothing is.
 
-    known: the share of garbled texts that the known-good wrote when it was committed. A server is wrong that garbles
-    clearly more than that; without one, one that garbles more than half of what it writes.
+    allowed: the share that may be garbled. known: the share of the known-good's when it was committed; a server may
+    garble as many, and what chance adds.
     """
     limits = load()["limits"]
     odd = [name for name in kinds if name]
-    limit = max(limits["unknown"], (known or 0.0) + limits["above"])
+    limit = max(allowed, (known or 0.0) + limits["above"])
     if len(odd) < limits["least"] or len(odd) <= limit * len(kinds):
         return ""
     worst = max(set(odd), key=odd.count)
@@ -54,7 +54,7 @@ def _is_replaced(text: str, limits: Dict[str, Any]) -> bool:
     text = text.rstrip(REPLACEMENT)  # the last character may have been cut
     broken = sum(char == REPLACEMENT or unicodedata.category(char) in ("Cc", "Cn", "Co") for char in text)
     broken -= sum(char in "\n\r\t" for char in text)
-    return broken >= limits["least"] and broken >= limits["share"] * len(text) or not text
+    return not text or bool(broken >= max(limits["least"], limits["share"] * len(text)))
 
 
 def _is_collapsed(text: str, limits: Dict[str, Any]) -> bool:
@@ -72,7 +72,11 @@ def _loops(text: str, limits: Dict[str, Any]) -> bool:
         piece = text[start : start + period]
         size = len(text[start : start + length].encode("utf-8", "replace"))
         enough = times >= limits["many"] or (times >= limits["times"] and size >= limits["bytes"])
-        if enough and length >= limits["share"] * len(text) and any(char.isalpha() or ord(char) > 0x2000 for char in piece):
+        if (
+            enough
+            and length >= limits["share"] * len(text)
+            and any(char.isalpha() or ord(char) > 0x2000 for char in piece)
+        ):
             return True
     return False
 
@@ -90,8 +94,8 @@ def _longest(text: str, period: int) -> Tuple[int, int]:
 def _is_salad(text: str, limits: Dict[str, Any]) -> bool:
     """Whether scripts change within sentences.
 
-    A technical text mixes Latin with another script, and a list or glossary has one script after the other: only changes
-    with nothing but spaces between count, among three scripts beside Latin and Greek, or within words.
+    A technical text mixes Latin with another script, and a list or glossary has one script after the other: only
+    changes with nothing but spaces between count, among three scripts beside Latin and Greek, or within words.
     """
     free = load()["free"]
     changes = inside = 0
@@ -111,7 +115,7 @@ def _is_salad(text: str, limits: Dict[str, Any]) -> bool:
         elif unicodedata.category(char) not in ("Mn", "Mc", "Cf"):
             last, in_word = "", False
     enough = max(limits["least"], limits["share"] * len(text.split()))
-    return inside >= enough or (changes >= enough and len(seen) >= limits["scripts"])
+    return bool(inside >= enough or (changes >= enough and len(seen) >= limits["scripts"]))
 
 
 @cache
