@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import math
@@ -146,12 +147,13 @@ class Client:
         return joined(self._answer(path, {**body, "stream": True}, timeout).splitlines(), path)
 
     def info(self, timeout: float) -> Dict[str, Any]:
-        """/server_info: SGLang's arguments as it took them, keys in clear. To be asked of our own server only."""
+        """SGLang's arguments as it took them, keys in clear; to be asked of our own server only. Empty if it has none."""
         status, text = self._open("/server_info", None, timeout, keyed=True)
-        if status != 200:
-            raise Unanswered(f"GET /server_info: HTTP {status}: {text[:200]!r}")
-        info = json.loads(text)
-        return info if isinstance(info, dict) else {}
+        with contextlib.suppress(ValueError):
+            info = json.loads(text)
+            if status == 200 and isinstance(info, dict):
+                return info
+        return {}
 
     def running_requests(self) -> Optional[int]:
         """Requests that run or wait, by the server's own counters; None without `--enable-metrics`."""

@@ -110,24 +110,23 @@ def known(folders: Folders, release: Optional[str]) -> Optional[float]:
 
 
 def ask(plan: Plan, server: Client, known: Optional[float] = None) -> Asked:
-    """All questions, the easy ones again after the hard ones. known: the known-good's share of garbled texts."""
+    """All questions, the first ones again after the hard ones. known: the known-good's share of garbled texts."""
     asked = Asked(server, time.monotonic() + plan.timeouts.smoke)
-    _ask_simple(asked, plan.verify.answers)
+    _ask_first(asked, plan.verify.answers)
+    asked.run("completion", partial(_check_stream, asked, server.complete, server.stream_completion))
+    asked.run("chat", partial(_check_stream, asked, server.chat, server.stream_chat))
     asked.run("burst", partial(_check_burst, asked, plan))
     asked.run("long prompt", partial(_check_long, asked))
     asked.run("grammar", partial(_check_grammar, asked))
-    _ask_simple(asked, plan.verify.answers)
+    _ask_first(asked, plan.verify.answers)
     texts = garbled.excess(asked.kinds, plan.verify.smoke.garbled, known)
     if texts:
         asked.faults["texts"] = texts
     return asked
 
 
-def _ask_simple(asked: Asked, known: Sequence[Answer]) -> None:
-    server = asked.server
+def _ask_first(asked: Asked, known: Sequence[Answer]) -> None:
     asked.run("tokens", partial(_check_tokens, asked))
-    asked.run("completion", partial(_check_stream, asked, server.complete, server.stream_completion))
-    asked.run("chat", partial(_check_stream, asked, server.chat, server.stream_chat))
     for answer in known:
         asked.run(f"answer to {answer.prompt!r}", partial(check_answer, asked, answer))
 
