@@ -147,7 +147,7 @@ class Client:
         return joined(self._answer(path, {**body, "stream": True}, timeout).splitlines(), path)
 
     def info(self, timeout: float) -> Dict[str, Any]:
-        """SGLang's arguments as it took them, keys in clear; to be asked of our own server only. Empty if it has none."""
+        """SGLang's arguments as it took them, keys in clear: of our own server only. Empty if it has none."""
         status, text = self._open("/server_info", None, timeout, keyed=True)
         with contextlib.suppress(ValueError):
             info = json.loads(text)
