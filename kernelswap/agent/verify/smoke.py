@@ -7,6 +7,7 @@ known-good wrote, see garbled.excess.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import secrets
@@ -37,7 +38,6 @@ LONG_ANSWER = 256  # tokens that an answer in JSON may take
 LATE = "not done in time"
 LONG = 16_384  # tokens of the long prompt, at most
 NO_GRAMMAR = re.compile(r"[Gg]rammar.*not supported")
-
 
 Question = Callable[[str, int, float], Reply]  # prompt, tokens, seconds
 Check = Callable[[], List[str]]
@@ -106,7 +106,9 @@ def check(plan: Plan, server: Client, since: float, known: Optional[float] = Non
 def known(folders: Folders, release: Optional[str]) -> Optional[float]:
     """The share of garbled texts that a release was committed with."""
     text = files.read(folders.measured(release) / SMOKE_FILE) if release else None
-    return json.loads(text).get("garbled") if text else None
+    with contextlib.suppress(ValueError, AttributeError):  # it decides little: a torn file is none
+        return json.loads(text).get("garbled") if text else None
+    return None
 
 
 def ask(plan: Plan, server: Client, known: Optional[float] = None) -> Asked:
