@@ -135,8 +135,8 @@ def _ask_first(asked: Asked, known: Sequence[Answer]) -> None:
 
 
 def _check_tokens(asked: Asked) -> List[str]:
-    """One greedy prompt again and again, once a first question has filled the prefix cache: then the same kernels run on
-    the same shapes, and a sound GPU server may differ only between a cold and a warm prompt."""
+    """One greedy prompt again and again, once a first question has filled the prefix cache: then the same kernels run
+    on the same shapes, while a sound GPU server may differ between a cold and a warm prompt."""
     prompt = unique(prompts()["continue"][0])
     asked.server.generate(prompt, 1, asked.left)
     replies = [asked.server.generate(prompt, STEADY, asked.left, answers.TOP) for _ in range(AGAIN)]
