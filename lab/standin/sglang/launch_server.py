@@ -151,6 +151,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             with state.lock:
                 state.running += 1
+                state.asked += 1
             try:
                 answer[self.path](body)
             finally:
