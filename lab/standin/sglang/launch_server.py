@@ -213,10 +213,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def wait_for_tokens(self, count: int) -> None:
         time.sleep(count * TOKEN_SECONDS)
-        self.server.state.asked += 1
-        while (
-            FAULT == "never-generates" or self.server.state.asked > MOST
-        ):  # until the client gives up, which ends a request
+        # Until the client gives up, which ends a request.
+        while FAULT == "never-generates" or self.server.state.asked > MOST:
             time.sleep(0.1)
             try:
                 if not self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):

@@ -88,7 +88,7 @@ def test_a_slow_server_is_not_asked_for_ever(start: Start) -> None:
 def test_a_server_that_hangs_after_a_while(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "PATIENCE", 0.5)
     client = start("hangs-after:100")
-    with pytest.raises(server.Failed, match=r"request 10\d: POST /generate: timed out") as failure:
+    with pytest.raises(server.Failed, match=r"request \d+: POST /generate: timed out") as failure:
         soak.check(PLAN, client, 0)
     assert failure.value.cause.signature == "soak"
 
