@@ -12,6 +12,8 @@ THROUGHPUT_FILE = "throughput.json"
 DRIFT_FILE = "drift.json"
 GPU_FILE = "gpu.csv"  # see traces.GPU_COLUMNS
 METRICS_FILE = "metrics.csv"  # SGLang's own counters, see traces.SERVER_COLUMNS
+SMOKE_FILE = "smoke.json"
+KEPT = (SMOKE_FILE,)  # of the evidence, with each commit
 BENCH_FILE = "bench.jsonl"  # the benchmark's own lines, numbers only
 
 

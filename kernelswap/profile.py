@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from kernelswap import flags as spelling
 from kernelswap.errors import ConfigError, Fault
-from kernelswap.protocol import Timeouts
+from kernelswap.protocol import Smoke, Timeouts, Verify
 from kernelswap.yamlfile import Document, Loc, read
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -126,9 +126,15 @@ class ThroughputFile(_Strict):
     floor: Annotated[float, Field(ge=0)] | None = None
 
 
+class SmokeFile(_Strict):
+    garbled: Annotated[float, Field(ge=0, le=1)] = Smoke.garbled
+
+
 class VerifyFile(_Strict):
     answers: list[AnswerFile] = []
+    smoke: SmokeFile = SmokeFile()
     throughput: ThroughputFile | None = None
+    min_healthy: Annotated[float, Field(ge=0, le=86400)] = Verify.min_healthy
 
 
 _Seconds = Annotated[float, Field(gt=0, le=86400)]
@@ -142,6 +148,7 @@ class TimeoutsFile(_Strict):
     ready: _Seconds = Timeouts.ready
     smoke: _Seconds = Timeouts.smoke
     throughput: _Seconds = Timeouts.throughput
+    soak: _Seconds = Timeouts.soak
     nvml: _Seconds = Timeouts.nvml
 
 
@@ -482,6 +489,7 @@ def _keys(schema: type[BaseModel], loc: Loc) -> list[str]:
         "requires": RequiresFile,
         "verify": VerifyFile,
         "timeouts": TimeoutsFile,
+        "smoke": SmokeFile,
         "throughput": ThroughputFile,
         "answers": AnswerFile,
         "secrets": SecretFile,

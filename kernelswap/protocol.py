@@ -42,6 +42,13 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Smoke:
+    """garbled: the share of texts that may look garbled where no known-good says how many do."""
+
+    garbled: float = 0.5
+
+
+@dataclass(frozen=True)
 class Throughput:
     """One run of SGLang's own serving benchmark. floor: output tokens per second below which the run fails."""
 
@@ -54,16 +61,18 @@ class Throughput:
 
 @dataclass(frozen=True)
 class Verify:
-    """What a server must do before it may be committed."""
+    """What a server must do before it may be committed. min_healthy: seconds of light traffic; 0 is none."""
 
     answers: Tuple[Answer, ...] = ()
+    smoke: Smoke = field(default_factory=Smoke)
     throughput: Optional[Throughput] = None
+    min_healthy: float = 10
 
 
 @dataclass(frozen=True)
 class Timeouts:
     """Deadlines of the steps, in seconds. `ready` moves on while the server's log shows progress; `nvml` is that of one
-    question to the GPUs' driver, which itself waits 45 s for a GPU that has hung."""
+    question to the GPUs' driver, which itself waits 45 s for a GPU that has hung; `soak` is added to min_healthy."""
 
     preflight: float = 120
     drain: float = 30
@@ -72,6 +81,7 @@ class Timeouts:
     ready: float = 1800
     smoke: float = 300
     throughput: float = 1200
+    soak: float = 300
     nvml: float = 60
 
 

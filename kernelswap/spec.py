@@ -12,7 +12,7 @@ from kernelswap import sglang
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.flags import FlagValue
 from kernelswap.profile import Layer, Library, Server, VerifyFile, check, nearest
-from kernelswap.protocol import Answer, Gpu, Requires, Throughput, Timeouts, Verify
+from kernelswap.protocol import Answer, Gpu, Requires, Smoke, Throughput, Timeouts, Verify
 from kernelswap.sglang_parser import opinions
 from kernelswap.yamlfile import Loc
 
@@ -334,6 +334,8 @@ def _verify(verify: VerifyFile) -> Verify:
     run = verify.throughput
     return Verify(
         answers=tuple(Answer(item.prompt, item.expect, int(item.max_tokens)) for item in verify.answers),
+        smoke=Smoke(float(verify.smoke.garbled)),
+        min_healthy=float(verify.min_healthy),
         throughput=None
         if run is None
         else Throughput(

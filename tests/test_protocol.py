@@ -15,6 +15,7 @@ from kernelswap.protocol import (
     Request,
     Running,
     Server,
+    Smoke,
     StepResult,
     Throughput,
     Verify,
@@ -28,7 +29,7 @@ PLAN = Plan(
     argv=("-m", "sglang.launch_server", "--json", '{"a": "日本\\n"}', ""), environment={"PATH": "/bin", "E": ""},
     user="sglang", model_path="/m", served_name="glm5", address="::", port=30000, gpus=("GPU-1",), gpu_count=8,
     flags={"tp-size": "8"}, secret_flags=("api-key",),
-    verify=Verify((Answer("2+2", "4"),), Throughput(64, 1024, 1024, 256, 200.0)),
+    verify=Verify((Answer("2+2", "4"),), Smoke(0.25), Throughput(64, 1024, 1024, 256, 200.0), 1.5),
 )  # fmt: skip
 REPORT = Report(
     REQUEST, "rolled-back", 1.0, 2.5, "a-1", "a-1", Cause("what", "where", "todo", "oom", "release"), "", "/var/x",

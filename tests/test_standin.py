@@ -11,12 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kernelswap.agent import server
-from kernelswap.agent.client import Client, Unanswered, count_requests
+from kernelswap.agent.client import Client, Generated, Unanswered, count_requests
 from kernelswap.protocol import Throughput
 
 STANDIN = Path(__file__).parent.parent / "lab" / "standin"
@@ -74,8 +73,8 @@ def test_it_answers_as_the_agent_asks(start: Start, client: Client) -> None:
     wait_ready(client)
     assert titles(process.pid) == ["sglang::detokenizer", "sglang::scheduler_TP0", "sglang::scheduler_TP1"]
     assert answer(client) == "2+2 is 4."
-    assert client.complete("x", 8, timeout=5)
-    assert len(client.generate("x", 8, timeout=5)["meta_info"]["output_token_logprobs"]) == 8
+    assert client.complete("x", 8, timeout=5).text == client.stream_completion("x", 8, timeout=5).text
+    assert len(client.generate("x", 8, timeout=5).tokens) == 8
     assert count_requests(client.get("/metrics")) == 0
     assert Client(client.base, "m").status("/v1/models") == 401
     assert client.server_info()["tp_size"] == 2
@@ -86,7 +85,7 @@ def test_it_answers_as_the_agent_asks(start: Start, client: Client) -> None:
 def test_sigint_finishes_open_requests_and_takes_no_new_ones(start: Start, client: Client) -> None:
     process = start(fault="slow-answer:0.1")
     wait_ready(client)
-    answers: list[dict[str, Any]] = []
+    answers: list[Generated] = []
     open_request = threading.Thread(target=lambda: answers.append(client.generate("x", 10, timeout=10)))
     open_request.start()
     time.sleep(0.3)

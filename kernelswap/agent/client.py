@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import math
 import re
+import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from typing import Any, Dict, Optional, Tuple
+from itertools import zip_longest
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from kernelswap.protocol import Plan
 
@@ -27,10 +30,35 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer of the chat; where a model only thought, its thoughts. cut: it ended at max_tokens."""
+    """An answer of the chat; where a model only thought, its thoughts. cut: it ended at max_tokens; tokens: how many
+    the server counted, None where it does not say."""
 
     text: str
     cut: bool
+    tokens: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class Token:
+    """One generated token. logprob: in nats, None if it is no finite number; text: as it decodes alone, a part of a
+    character then as U+FFFD; top: the most probable tokens at its place, (logprob, id) each."""
+
+    logprob: Optional[float]
+    id: int
+    text: Optional[str] = None
+    top: Tuple[Tuple[float, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Generated:
+    """An answer of the native endpoint. count: the tokens that the server says it made; prompt: those that it read;
+    seconds: of the request."""
+
+    text: str
+    tokens: Tuple[Token, ...]
+    count: Optional[int]
+    seconds: float
+    prompt: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,25 +97,63 @@ class Client:
         status = self.status("/ready")
         return status == 200 or (status == 404 and self.status("/health", timeout=30) == 200)
 
-    def generate(self, prompt: str, max_tokens: int, timeout: float) -> Dict[str, Any]:
-        """Greedy tokens with the logprob of each, by the native endpoint."""
-        sampling = {"temperature": 0, "max_new_tokens": max_tokens, "ignore_eos": True}
-        body = {"text": prompt, "sampling_params": sampling, "return_logprob": True}
-        return self.post("/generate", body, timeout)
+    def generate(
+        self, prompt: str, max_tokens: int, timeout: float, top: int = 0, sampling: Optional[Dict[str, Any]] = None
+    ) -> Generated:
+        """Greedy tokens, not ended by the model's own end, with the logprob of each.
 
-    def complete(self, prompt: str, max_tokens: int, timeout: float) -> str:
-        body = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-        answer = self.post("/v1/completions", body, timeout)
-        return str(_first_choice(answer, "/v1/completions").get("text") or "")
+        top: with so many of the most probable tokens at each place. sampling: more or other sampling parameters.
+        """
+        parameters = {"temperature": 0, "max_new_tokens": max_tokens, "ignore_eos": True, **(sampling or {})}
+        body = {"text": prompt, "sampling_params": parameters, "return_logprob": True}
+        if top:
+            parameters["skip_special_tokens"] = False  # so that the text is the tokens' text
+            body.update({"top_logprobs_num": top, "return_text_in_logprobs": True})
+        start = time.monotonic()
+        answer = self.post("/generate", body, timeout)
+        return generated(answer, time.monotonic() - start)
+
+    def complete(self, prompt: str, max_tokens: int, timeout: float) -> Reply:
+        """Greedy, not ended by the model's own end."""
+        return self._reply("/v1/completions", self._completion(prompt, max_tokens), timeout)
+
+    def stream_completion(self, prompt: str, max_tokens: int, timeout: float) -> Reply:
+        return self._stream("/v1/completions", self._completion(prompt, max_tokens), timeout)
 
     def chat(self, prompt: str, max_tokens: int, timeout: float) -> Reply:
+        return self._reply("/v1/chat/completions", self._chat(prompt, max_tokens), timeout)
+
+    def stream_chat(self, prompt: str, max_tokens: int, timeout: float) -> Reply:
+        return self._stream("/v1/chat/completions", self._chat(prompt, max_tokens), timeout)
+
+    def _completion(self, prompt: str, max_tokens: int) -> Dict[str, Any]:
+        return {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+
+    def _chat(self, prompt: str, max_tokens: int) -> Dict[str, Any]:
         messages = [{"role": "user", "content": prompt}]
-        body = {"model": self.model, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
-        answer = self.post("/v1/chat/completions", body, timeout)
-        choice = _first_choice(answer, "/v1/chat/completions")
-        message = choice.get("message") or {}
-        text = message.get("content") or message.get("reasoning_content") or ""
-        return Reply(str(text), cut=choice.get("finish_reason") == "length")
+        return {"model": self.model, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
+
+    def _reply(self, path: str, body: Dict[str, Any], timeout: float) -> Reply:
+        answer = self.post(path, body, timeout)
+        choices, usage = _list(answer.get("choices")), answer.get("usage")
+        if not choices or not isinstance(choices[0], dict):
+            raise Unanswered(f"POST {path}: no choices in the answer")
+        message = choices[0].get("message") or {}
+        text = choices[0].get("text") or message.get("content") or message.get("reasoning_content") or ""
+        count = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        return Reply(str(text), choices[0].get("finish_reason") == "length", count if isinstance(count, int) else None)
+
+    def _stream(self, path: str, body: Dict[str, Any], timeout: float) -> Reply:
+        return joined(self._answer(path, {**body, "stream": True}, timeout).splitlines(), path)
+
+    def info(self, timeout: float) -> Dict[str, Any]:
+        """SGLang's arguments as it took them, keys in clear: of our own server only. Empty if it has none."""
+        status, text = self._open("/server_info", None, timeout, keyed=True)
+        with contextlib.suppress(ValueError):
+            info = json.loads(text)
+            if status == 200 and isinstance(info, dict):
+                return info
+        return {}
 
     def running_requests(self) -> Optional[int]:
         """Requests that run or wait, by the server's own counters; None without `--enable-metrics`."""
@@ -132,11 +198,65 @@ class Client:
             raise Unanswered(f"{'GET' if body is None else 'POST'} {path}: {reason or type(error).__name__}") from None
 
 
-def _first_choice(answer: Dict[str, Any], path: str) -> Dict[str, Any]:
-    choices = answer.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise Unanswered(f"POST {path}: no choices in the answer")
-    return choices[0]
+def generated(answer: Dict[str, Any], seconds: float) -> Generated:
+    """What /generate said; what it lacks is missing there too."""
+    meta = answer.get("meta_info")
+    meta = meta if isinstance(meta, dict) else {}
+    rows, tops = _list(meta.get("output_token_logprobs")), _list(meta.get("output_top_logprobs"))
+    tokens = tuple(_token(row, top) for row, top in zip_longest(rows, tops[: len(rows)]))
+    count, prompt = meta.get("completion_tokens"), meta.get("prompt_tokens")
+    return Generated(
+        str(answer.get("text") or ""),
+        tokens,
+        count if isinstance(count, int) else None,
+        seconds,
+        prompt if isinstance(prompt, int) else 0,
+    )
+
+
+def _token(row: Any, top: Any) -> Token:
+    logprob, number, text = (*_list(row), None, None, None)[:3]
+    best = [(_finite(item[0]), item[1]) for item in _list(top) if isinstance(item, list) and len(item) > 1]
+    return Token(
+        _finite(logprob),
+        number if isinstance(number, int) else -1,
+        text if isinstance(text, str) else None,
+        tuple((value, int(name)) for value, name in best if value is not None),
+    )
+
+
+def _list(value: Any) -> List[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _finite(value: Any) -> Optional[float]:
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def joined(lines: Iterable[str], path: str) -> Reply:
+    """The answer in a stream of server-sent events. Raises Unanswered for one that ended early or told an error."""
+    text, thought, done, cut = "", "", False, False
+    for line in lines:
+        if not line.startswith("data:"):
+            continue
+        data = line[len("data:") :].strip()
+        if data == "[DONE]":
+            done = True
+            continue
+        try:
+            event = json.loads(data)
+        except ValueError:
+            raise Unanswered(f"POST {path}: no JSON in the stream: {data[:200]!r}") from None
+        if not isinstance(event, dict) or "error" in event:
+            raise Unanswered(f"POST {path}: an error in the stream: {data[:200]!r}")
+        for choice in _list(event.get("choices")):
+            delta = choice.get("delta") or {}
+            text += str(choice.get("text") or delta.get("content") or "")
+            thought += str(delta.get("reasoning_content") or "")
+            cut = cut or choice.get("finish_reason") == "length"
+    if not done:
+        raise Unanswered(f"POST {path}: the stream ended early")
+    return Reply(text or thought, cut)
 
 
 _COUNTER = re.compile(r"^sglang:num_(?:running|queue)_reqs(?:\{[^}]*\})?\s+([0-9.eE+-]+)", re.MULTILINE)

@@ -265,6 +265,12 @@ def cgroup_pids(processes: Dict[int, Process], unit: str) -> Set[int]:
     return {p.pid for p in processes.values() if p.unit == unit and not p.ended}
 
 
+def schedulers(processes: Dict[int, Process], unit: str) -> int:
+    """How many of SGLang's schedulers live in a unit."""
+    mine = [processes[pid].argv for pid in cgroup_pids(processes, unit)]
+    return sum(bool(argv) and argv[0].startswith("sglang::scheduler") for argv in mine)
+
+
 def zombies(processes: Dict[int, Process]) -> List[str]:
     """What has ended as an engine, each with the parent that has not taken note of it."""
     return [

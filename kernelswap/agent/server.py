@@ -1,21 +1,19 @@
-"""Waits for a started server and judges it: ready, smoke, throughput. Nothing here changes the host."""
+"""Waits for a started server, and measures it. Nothing here changes the host."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import re
 import secrets
 import subprocess
 import time
-from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence
 
 from kernelswap.agent import causes, client, engine, processes, signatures, units
 from kernelswap.agent.client import Client, Unanswered
-from kernelswap.protocol import Answer, Cause, Plan, Throughput
+from kernelswap.protocol import Cause, Plan, Throughput
 
 
 class Failed(Exception):
@@ -102,89 +100,16 @@ def _not_ready(plan: Plan, server: Client, started: float, patience: float) -> s
     ticks = os.sysconf("SC_CLK_TCK")
     if any(pid and table[pid].started < int(started * ticks) for pid in listening if pid in table):
         return "the listener of this start"
-    schedulers = [pid for pid in mine if table[pid].argv and table[pid].argv[0].startswith("sglang::scheduler")]
-    if len(schedulers) < plan.schedulers:
-        return f"{plan.schedulers} scheduler(s), {len(schedulers)} there"
+    schedulers = processes.schedulers(table, plan.unit)
+    if schedulers < plan.schedulers:
+        return f"{plan.schedulers} scheduler(s), {schedulers} there"
     if not server.ready():
         return "/ready"
     try:
-        answer = server.generate(_unique("ready"), 1, timeout=max(1.0, min(60.0, patience)))
+        answer = server.generate(f"ready? {secrets.token_hex(8)}", 1, timeout=max(1.0, min(60.0, patience)))
     except Unanswered as error:
         return f"a token ({error})"
-    return "" if _tokens(answer) else "a token (the answer was empty)"
-
-
-def smoke(plan: Plan, server: Client) -> str:
-    """Ask the server and judge its answers; returns what was seen. Raises Failed with all faults."""
-    until = time.monotonic() + plan.timeouts.smoke
-    checks: List[Tuple[str, Callable[[float], List[str]]]] = [
-        ("logprobs", lambda left: _check_logprobs(server, left)),
-        ("completion", lambda left: _check_completion(server, left)),
-        ("chat", lambda left: _check_chat(server, left)),
-    ]
-    for answer in plan.verify.answers:
-        checks.append((f"answer to {answer.prompt!r}", partial(_check_answer, server, answer)))
-    faults: List[str] = []
-    for name, check in checks:
-        left = until - time.monotonic()
-        if left <= 0:
-            faults.append(f"not done within {plan.timeouts.smoke:g} s")
-            break
-        try:
-            found = check(left)
-        except Unanswered as error:
-            found = [str(error)]
-        faults += [f"{name}: {fault}" for fault in found]
-    if faults:
-        todo = "the backend answers wrongly: choose another, or correct verify.answers if the model has changed"
-        raise Failed(Cause("; ".join(faults), f"journalctl -u {plan.unit}", todo, "smoke", blame="release"))
-    return f"{len(checks)} checks, {len(plan.verify.answers)} known answer(s) right"
-
-
-def _check_logprobs(server: Client, left: float) -> List[str]:
-    answer = server.generate(_unique("logprobs"), 8, left)
-    values = [row[0] if isinstance(row, list) and row else None for row in _tokens(answer)]
-    if not values:
-        return ["no tokens came back"]
-    bad = [value for value in values if not isinstance(value, (int, float)) or not math.isfinite(value)]
-    return [f"{len(bad)} of {len(values)} are not finite"] if bad else []
-
-
-def _check_completion(server: Client, left: float) -> List[str]:
-    return [] if server.complete(_unique("completion"), 8, left) else ["the text is empty"]
-
-
-def _check_chat(server: Client, left: float) -> List[str]:
-    """The same greedy question twice: an answer, and the same one.
-
-    Both times out of the prefix cache, so that both run the same kernels on the same shapes: a sound GPU server may
-    differ between a cold and a warm prompt.
-    """
-    prompt = _unique("chat")
-    server.chat(prompt, 16, left)
-    first, second = server.chat(prompt, 16, left).text, server.chat(prompt, 16, left).text
-    if not first:
-        return ["the answer is empty"]
-    return [] if first == second else [f"asked twice, answered {first[:80]!r} and {second[:80]!r}"]
-
-
-def _check_answer(server: Client, answer: Answer, left: float) -> List[str]:
-    reply = server.chat(answer.prompt, answer.max_tokens, left)
-    if re.search(answer.expect, reply.text):
-        return []
-    cut = f" (cut at max-tokens {answer.max_tokens}: raise it if the model was still thinking)" if reply.cut else ""
-    return [f"expected /{answer.expect}/, got {reply.text[:200]!r}{cut}"]
-
-
-def _tokens(answer: Dict[str, Any]) -> List[Any]:
-    meta = answer.get("meta_info")
-    rows = meta.get("output_token_logprobs") if isinstance(meta, dict) else None
-    return rows if isinstance(rows, list) else []
-
-
-def _unique(what: str) -> str:
-    """A prompt that no cache has seen."""
-    return f"{what} check {secrets.token_hex(8)}: the capital of France is"
+    return "" if answer.tokens else "a token (the answer was empty)"
 
 
 def throughput(plan: Plan, wanted: Throughput, api_key: str, evidence: Path) -> Dict[str, float]:

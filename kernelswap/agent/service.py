@@ -177,7 +177,7 @@ def recover(instance: str) -> None:
 
 
 def _tidy(folders: Folders) -> None:
-    written = (folders.config, folders.state, *folders.state.glob("swaps/*"))
+    written = (folders.config, folders.state, *folders.state.glob("swaps/*"), *folders.state.glob("measured/*"))
     for folder in (*written, folders.committed_unit.parent, folders.candidate_unit.parent):
         files.drop_unfinished(folder)
 

@@ -1,6 +1,6 @@
 """The swap: its steps in order, the way back from each, and the end of a story that died in the middle.
 
-    preflight, drain | stop, clean, activate, start, ready, smoke, throughput, open, commit
+    preflight, drain | stop, clean, activate, start, ready, smoke, throughput, soak, open, commit
     nothing touched  | any failure: stop, clean, start the known-good, ready, smoke, open
 
 Before each step the journal says which; so whoever opens it after a crash knows what may have been done. The commit
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import subprocess
 import time
 from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
@@ -40,6 +41,8 @@ from kernelswap.agent.occupants import Occupants
 from kernelswap.agent.redaction import redact
 from kernelswap.agent.served import differences, resolved_of
 from kernelswap.agent.server import Failed
+from kernelswap.agent.verify import smoke, soak
+from kernelswap.measured import SMOKE_FILE
 from kernelswap.protocol import Cause, Plan, Report, Request, Resolved, StepResult, Throughput, decode, encode
 
 # What a host does to a step; a fault of ours ends the agent.
@@ -124,6 +127,8 @@ class Transaction:
         wanted = self.plan.verify.throughput
         if wanted:
             judge.append(("throughput", lambda: self._throughput(wanted)))
+        if self.plan.verify.min_healthy:
+            judge.append(("soak", self._soak))
         exposed_after = {"ready": 1, "smoke": 2, "verified": len(judge)}[self.plan.expose]
         judge.insert(exposed_after, ("open", self._open))
         touch: List[Tuple[str, Step]] = [
@@ -298,8 +303,19 @@ class Transaction:
         return seen
 
     def _smoke(self) -> Seen:
+        known = smoke.known(self.folders, self.journal.previous)
         with self._dead_server_speaks():
-            return Seen(server.smoke(self.plan, self._client(self.plan)))
+            seen, numbers = smoke.check(self.plan, self._client(self.plan), self._since(), known)
+        self._keep(SMOKE_FILE, [json.dumps(numbers)])
+        return Seen(seen, numbers)
+
+    def _soak(self) -> Seen:
+        with self._dead_server_speaks():
+            return Seen(*soak.check(self.plan, self._client(self.plan), self._since()))
+
+    def _since(self) -> float:
+        """When the server was started, epoch seconds."""
+        return time.time() - (host.uptime() - self.started)
 
     def _throughput(self, wanted: Throughput) -> Seen:
         key = self._secrets(self.request.release).get("api-key", "")
@@ -355,6 +371,7 @@ class Transaction:
 
     def _finish_commit(self) -> None:
         files.sync_folder(self.folders.committed_unit.parent)
+        host.keep_measured(self.folders, self.request)
         files.link(self.folders.known_good, f"releases/{self.request.release}")
         units.drop_candidate(self.folders.candidate_unit, self.folders.candidate_settings)
         units.enable(self.plan.unit)
@@ -415,7 +432,8 @@ class Transaction:
         self._note_served(plan, old)
         # From here on the known-good answers: whatever our checks say, it is not stopped again.
         try:
-            self._step("smoke", lambda: Seen(server.smoke(plan, old)), back=True)
+            known = smoke.known(self.folders, plan.release)
+            self._step("smoke", lambda: Seen(*smoke.check(plan, old, self._since(), known)), back=True)
         except Failed as failure:
             self._open_known_good(plan)
             detail = f"{plan.release} runs again, but it failed its checks: {failure.cause.what}"

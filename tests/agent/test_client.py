@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
 import pytest
 
-from kernelswap.agent.client import Client, Unanswered, base_url, count_requests
+from kernelswap.agent.client import Client, Unanswered, base_url, count_requests, joined
 from kernelswap.protocol import Plan
 
 METRICS = """\
@@ -100,3 +102,39 @@ def test_base_url(address: str, url: str) -> None:
         model_path="/m", served_name="m", address=address, port=30000,
     )  # fmt: skip
     assert base_url(plan) == url
+
+
+def event(**choice: Any) -> str:
+    return f"data: {json.dumps({'choices': [choice]}, ensure_ascii=False)}"
+
+
+DONE = "data: [DONE]"
+
+
+@pytest.mark.parametrize(
+    ("lines", "text"),
+    [
+        ([event(text=" 東"), "", event(text="京"), DONE], " 東京"),
+        ([event(delta={"role": "assistant", "content": ""}), event(delta={"content": "4"}), DONE], "4"),
+        ([event(delta={"reasoning_content": "Hm"}), event(delta={"content": "4"}), DONE], "4"),
+        ([event(delta={"reasoning_content": "Hm"}), DONE], "Hm"),
+        ([": a comment", event(text="a"), 'data: {"choices": [], "usage": {}}', DONE], "a"),
+        ([DONE], ""),
+    ],
+)
+def test_a_stream(lines: list[str], text: str) -> None:
+    assert joined(lines, "/v1/completions").text == text
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([event(text="a")], "the stream ended early"),
+        ([], "the stream ended early"),
+        (["data: {", DONE], "no JSON in the stream"),
+        (['data: {"error": {"message": "abort"}}', DONE], "an error in the stream"),
+    ],
+)
+def test_a_broken_stream(lines: list[str], words: str) -> None:
+    with pytest.raises(Unanswered, match=words):
+        joined(lines, "/v1/completions")

@@ -6,8 +6,7 @@ import math
 import pytest
 
 from kernelswap.agent import server, units
-from kernelswap.agent.client import Reply
-from kernelswap.protocol import Answer, Plan, Throughput
+from kernelswap.protocol import Plan, Throughput
 
 WANTED = Throughput(concurrency=4, input_tokens=32, output_tokens=16, requests=20, floor=50.0)
 LINE = {
@@ -60,37 +59,6 @@ def test_judge_refuses(change: dict[str, float], text: str) -> None:
         server.judge({"output_throughput": 225.0, "completed": 20, **change}, WANTED, "x")
     assert failure.value.cause.what == text
     assert failure.value.cause.blame == "release"
-
-
-class Fake:
-    """Answers a chat from a list; only what `_check_*` asks of a client."""
-
-    def __init__(self, *texts: str, cut: bool = False) -> None:
-        self.texts = list(texts)
-        self.cut = cut
-
-    def chat(self, prompt: str, max_tokens: int, timeout: float) -> Reply:
-        return Reply(self.texts.pop(0), self.cut)
-
-
-@pytest.mark.parametrize(
-    ("texts", "faults"),
-    [
-        (("a", "a", "a"), 0),
-        (("cold", "warm", "warm"), 0),  # the first fills the prefix cache; another kernel shape is no fault
-        (("a", "b", "c"), 1),
-        (("", "", ""), 1),
-    ],
-)
-def test_the_same_answer_twice(texts: tuple[str, ...], faults: int) -> None:
-    assert len(server._check_chat(Fake(*texts), 9)) == faults  # type: ignore[arg-type]
-
-
-def test_a_thought_that_was_cut_says_so() -> None:
-    answer = Answer("2+2", r"\b4\b", 64)
-    assert server._check_answer(Fake("it is 4."), answer, 9) == []  # type: ignore[arg-type]
-    (fault,) = server._check_answer(Fake("Let me think", cut=True), answer, 9)  # type: ignore[arg-type]
-    assert "cut at max-tokens 64" in fault
 
 
 @pytest.mark.parametrize(("result", "blame"), [("oom-kill", "host"), ("timeout", "host"), ("exit-code", "release")])

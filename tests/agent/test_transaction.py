@@ -160,12 +160,29 @@ def test_what_a_step_saw_is_told_and_kept_without_secrets(tmp_path: Path, monkey
     world.stage("b-2")
     files.write(world.folders.release("b-2") / host.SECRETS_FILE, 'api-key: "s3cret"\n', mode=0o600)
     with world.entered(monkeypatch), monkeypatch.context() as patch:
-        patch.setattr(transaction.server, "smoke", lambda *_: "answered s3cret")
+        patch.setattr(transaction.smoke, "check", lambda *_: ("answered s3cret", {}))
         report = transaction.perform(world.folders, REQUEST)
     assert next(step for step in report.steps if step.name == "smoke").detail == "answered [redacted]"
     story = "".join(path.read_text() for path in world.folders.evidence(REQUEST.swap).iterdir())
     assert "answered [redacted]" in story
     assert "s3cret" not in story + world.folders.history.read_text()
+
+
+def test_the_next_smoke_is_told_what_the_known_good_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = before(tmp_path, WORLD)
+    told = []
+
+    def check(_plan: Plan, _client: Any, _since: float, known: float | None) -> tuple[str, dict[str, float]]:
+        told.append(known)
+        return "right", {"garbled": 0.25}
+
+    for release in ("b-2", "c-3"):
+        world.stage(release)
+        with world.entered(monkeypatch), monkeypatch.context() as patch:
+            patch.setattr(transaction.smoke, "check", check)
+            request = dataclasses.replace(REQUEST, release=release, swap=f"swap-of-{release}")
+            assert transaction.perform(world.folders, request).outcome == "committed"
+    assert told == [None, 0.25]
 
 
 def test_a_stray_that_ends_by_itself_is_told_at_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from kernelswap.agent import (
     zero,
 )
 from kernelswap.agent.host import Folders
+from kernelswap.agent.verify import smoke, soak
 from kernelswap.protocol import Cause, Plan, Report, Request, Timeouts, encode, unit_name
 
 UNIT = unit_name("main")
@@ -94,10 +95,10 @@ class World:
                 raise server.Failed(Cause("another server answers", "here", "nothing"))
             return "ready"
 
-        def smoke(plan: Plan, *_others: Any) -> str:
+        def judge(plan: Plan, *_others: Any) -> tuple[str, dict[str, float]]:
             if "bad" in plan.release:
                 raise server.Failed(Cause("wrong answers", "here", "nothing", "smoke", "release"))
-            return "right"
+            return "right", {"garbled": 0.0}
 
         def table(*_others: Any) -> dict[int, Any]:
             return self.systemd.processes()
@@ -133,7 +134,8 @@ class World:
             patch.setattr(engine, "asked", lambda *_others: contextlib.nullcontext(engine.Answer))
             patch.setattr(client.Client, "running_requests", lambda _self: 0)
             patch.setattr(server, "wait_ready", ready)
-            patch.setattr(server, "smoke", smoke)
+            patch.setattr(smoke, "check", judge)
+            patch.setattr(soak, "check", judge)
             patch.setattr(zero, "_is_healthy", lambda _port: True)
             yield
 

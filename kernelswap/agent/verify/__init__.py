@@ -1,1 +1,1 @@
-"""What a started server must show before it is committed, one module for each part."""
+"""Judges a started server, a module for each kind of judgement. Nothing here changes the host."""

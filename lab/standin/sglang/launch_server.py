@@ -14,6 +14,7 @@ codes, endpoints, order of start), but it computes nothing. STANDIN_FAULT makes 
     garbage                 answers fluently and wrongly
     nan                     computes logprobs that are no numbers
     slow-answer:SECONDS     needs so long for each token
+    hangs-after:REQUESTS    answers so many, and no more
     hangs-on-stop           ignores every signal but SIGKILL
 """
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import socketserver
@@ -36,12 +38,14 @@ from sglang.srt.server_args import prepare_server_args
 FAULT, _, AMOUNT = os.environ.get("STANDIN_FAULT", "").partition(":")
 LOAD_SECONDS = float(AMOUNT) if FAULT == "slow-load" else 0.05
 TOKEN_SECONDS = float(AMOUNT) if FAULT == "slow-answer" else 0.001
+MOST = float(AMOUNT) if FAULT == "hangs-after" else float("inf")
 DRAIN_POLL = 5.0  # SGLang looks this often whether a SIGTERM may be followed
 ANSWERS = {
     "What is 2+2?": "2+2 is 4.",
     "What is the capital of France?": "The capital of France is Paris.",
     "What is the capital of 日本?": "東京 is the capital of 日本.",
 }
+WORDS = [" the", " river", " runs", " to", " sea", " and", " city", " on", " a", " bank", " of", " stone", " old"]
 # A worker does nothing, and ends when its launcher does, however that ends.
 WORKER = "import sys; open('/proc/self/comm', 'w').write(sys.argv[1][:15]); sys.stdin.read()"
 
@@ -54,6 +58,7 @@ class State:
         self.draining = False
         self.running = 0
         self.benchmarked = 0
+        self.asked = 0
         self.lock = threading.Lock()
         self.stop = threading.Event()
         self.signal = 0
@@ -71,6 +76,12 @@ def crash(status: int = 137) -> NoReturn:
     if status == 137:
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(status)
+
+
+def speak(prompt: str, count: int) -> list[tuple[float, int]]:
+    """Tokens that follow from a prompt, always the same: (logprob, index in WORDS)."""
+    dice = random.Random(prompt)  # noqa: S311
+    return [(-dice.random(), dice.randrange(len(WORDS))) for _ in range(count)]
 
 
 def start_workers(count: int) -> list[subprocess.Popen[bytes]]:
@@ -140,6 +151,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             with state.lock:
                 state.running += 1
+                state.asked += 1
             try:
                 answer[self.path](body)
             finally:
@@ -147,12 +159,12 @@ class Handler(BaseHTTPRequestHandler):
                     state.running -= 1
 
     def generate(self, body: dict[str, Any]) -> None:
-        count = int(body.get("sampling_params", {}).get("max_new_tokens", 16))
+        sampling = body.get("sampling_params", {})
+        count = int(sampling.get("max_new_tokens", 16))
         if body.get("stream"):  # only the benchmark asks for that
             self.server.state.benchmarked += 1
             if FAULT == "crash-during-throughput" and self.server.state.benchmarked >= 5:
                 crash()
-        if body.get("stream"):
             self.begin(200, "text/event-stream")
             for number in range(1, count + 1):
                 self.wait_for_tokens(1)
@@ -160,14 +172,27 @@ class Handler(BaseHTTPRequestHandler):
                 self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
             self.wfile.write(b"data: [DONE]\n\n")
             return
+        if sampling.get("regex") or sampling.get("json_schema"):
+            error = "Grammar-based generation (json_schema, regex, ebnf, structural_tag) is not supported"
+            self.send(400, json.dumps({"error": {"message": f"{error} when the server is launched with it off"}}))
+            return
         self.wait_for_tokens(count)
-        logprob = None if FAULT == "nan" else -0.25  # NaN has no JSON: SGLang's writer makes it null
-        meta = {"completion_tokens": count, "output_token_logprobs": [[logprob, 120, None]] * count}
-        self.send(200, json.dumps({"text": "x" * count, "meta_info": meta}))
+        tokens = speak(body.get("text", ""), count)
+        rows = [[None if FAULT == "nan" else logprob, number, WORDS[number]] for logprob, number in tokens]
+        best = [[[logprob, number, WORDS[number]], [logprob - 3, number - 1, ""]] for logprob, number in tokens]
+        meta = {
+            "completion_tokens": count,
+            "prompt_tokens": len(body.get("text", "").split()),
+            "output_token_logprobs": rows,  # NaN has no JSON: SGLang's writer makes it null
+            "output_top_logprobs": best if body.get("top_logprobs_num") else [],
+        }
+        self.send(200, json.dumps({"text": "".join(WORDS[number] for _, number in tokens), "meta_info": meta}))
 
     def complete(self, body: dict[str, Any]) -> None:
-        self.wait_for_tokens(int(body.get("max_tokens", 16)))
-        self.send(200, json.dumps({"choices": [{"index": 0, "text": " Paris."}]}))
+        count = int(body.get("max_tokens", 16))
+        self.wait_for_tokens(count)
+        text = "".join(WORDS[number] for _, number in speak(body["prompt"], count))
+        self.answer(body, {"text": text}, {"text": text}, count)
 
     def chat(self, body: dict[str, Any]) -> None:
         if FAULT == "crash-after-ready":
@@ -175,12 +200,21 @@ class Handler(BaseHTTPRequestHandler):
         self.wait_for_tokens(int(body.get("max_tokens") or 16))
         question = str(body["messages"][-1]["content"])
         text = ANSWERS.get(question, "I do not know.") if FAULT != "garbage" else "The of and the of and."
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        self.send(200, json.dumps({"choices": [choice]}))
+        self.answer(body, {"message": {"role": "assistant", "content": text}}, {"delta": {"content": text}}, 9)
+
+    def answer(self, body: dict[str, Any], whole: dict[str, Any], part: dict[str, Any], count: int) -> None:
+        """As one object, or as a stream if that was asked for."""
+        if body.get("stream"):
+            self.begin(200, "text/event-stream")
+            self.wfile.write(f"data: {json.dumps({'choices': [{'index': 0, **part}]})}\n\ndata: [DONE]\n\n".encode())
+            return
+        choice = {"index": 0, "finish_reason": "stop", **whole}
+        self.send(200, json.dumps({"choices": [choice], "usage": {"completion_tokens": count}}))
 
     def wait_for_tokens(self, count: int) -> None:
         time.sleep(count * TOKEN_SECONDS)
-        while FAULT == "never-generates":  # until the client gives up, which ends a request
+        # Until the client gives up, which ends a request.
+        while FAULT == "never-generates" or self.server.state.asked > MOST:
             time.sleep(0.1)
             try:
                 if not self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):

@@ -68,7 +68,8 @@ FAULTS = (
     Fault("never generates", "never-generates", "rolled-back", "ready", ("not ready within 3 s", "a token"), BARRED),
     Fault("never listens", "hangs-on-start", "rolled-back", "ready", ("a listener on port 30000",), BARRED),
     Fault("answers garbage", "garbage", "rolled-back", "smoke", ("expected /\\b4\\b/, got",), BARRED),
-    Fault("NaN", "nan", "rolled-back", "smoke", ("8 of 8 are not finite",), BARRED),
+    Fault("NaN", "nan", "rolled-back", "smoke", ("64 of 64 logprobs are not finite",), BARRED),
+    Fault("hangs after a while", "hangs-after", "rolled-back", "soak", ("POST /generate: timed out",), BARRED),
     Fault("too slow", "slow-answer", "rolled-back", "throughput", ("the floor is 1000",), BARRED),
     Fault(
         "an unknown choice", "unknown-choice", "refused", "preflight", ("invalid choice: 'tritn'",), "invalid choice"
