@@ -36,6 +36,7 @@ from kernelswap.agent.host import Folders
 from kernelswap.agent.occupants import Occupants
 from kernelswap.agent.processes import Process
 from kernelswap.agent.redaction import names_secret
+from kernelswap.agent.verify import accuracy, drift
 from kernelswap.protocol import CONFIG_ROOT, STATE_ROOT, Gpu, Plan, Request, Resolved
 
 SYSTEMD_MIN = 247  # the first with reliable --timestamp=unix and credentials
@@ -78,6 +79,8 @@ def host_faults(folders: Folders, request: Request, plan: Plan, found: Occupants
         *port(plan, found),
         *strays(request, plan, found),
         *stuck(found),
+        *drift.faults(plan),
+        *accuracy.faults(plan),
         *way_back(folders, request),
     ]
 

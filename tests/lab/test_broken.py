@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pytest
 from labhost import ROOT, Host, Lab
@@ -12,11 +13,13 @@ from project import Project, release, unused
 from test_real import SGLANG
 
 from kernelswap.agent.client import Client
-from kernelswap.agent.verify import smoke, soak
-from kernelswap.protocol import Answer, Plan, Timeouts, Verify
+from kernelswap.agent.verify import drift, smoke, soak
+from kernelswap.measured import ACCURACY_FILE, DRIFT_FILE, AccuracyVerdict, Drift, DriftVerdict, Scored
+from kernelswap.protocol import Answer, DriftLimits, Plan, Timeouts, Verify, decode
 
 pytestmark = pytest.mark.xdist_group("broken")
 
+T = TypeVar("T")
 PORT = 31000
 UNIT = "broken"
 ANSWERS = (
@@ -122,8 +125,54 @@ def test_a_sound_server_passes_20_times(broken: Broken) -> None:
     assert [soak.run(broken.plan, broken.client).faults for _ in range(20)] == [[]] * 20
 
 
+DAMAGED = ("permuted-expert", "exchanged-experts", "zero-router", "scaled-norm")
+HARMLESS = ("scaled-expert", "swapped-rare-tokens")
+
+
+def drifted(broken: Broken, fault: str, known: tuple[Scored, ...]) -> Drift:
+    """How far the server's answers are from the known ones once it has loaded its weights anew, with a fault."""
+    broken.break_by(fault)
+    body = {"model_path": "/srv/models/tiny", "flush_cache": True}
+    assert broken.client.post("/update_weights_from_disk", body, 60)["success"]
+    found = drift.compare(known, asked(broken))
+    print(fault, found)
+    return found
+
+
+def asked(broken: Broken, at_once: int = drift.AT_ONCE) -> tuple[Scored, ...]:
+    return drift.answers(broken.client, *drift.prompts(), time.monotonic() + 60, at_once)
+
+
+def beyond(found: Drift) -> list[str]:
+    """The figures beyond the limits of a server without noise."""
+    return drift.excess(found, drift.allowance(DriftLimits(), Drift(1, 1.0, None, 0, 0, 0, 0)))
+
+
+def test_drift_finds_damaged_weights(broken: Broken) -> None:
+    broken.break_by("none")
+    known = asked(broken)
+    for fault in ("permuted-expert", "zero-router"):
+        assert beyond(drifted(broken, fault, known)) != []
+    again = drifted(broken, "none", known)
+    assert beyond(again) == []
+    assert again.equal == 1
+
+
+@pytest.mark.exhaustive
+def test_drift_of_the_same_weights_and_of_others(broken: Broken) -> None:
+    broken.break_by("none")
+    known = asked(broken)
+    for number in range(20):
+        assert beyond(drift.compare(known, asked(broken, at_once=1 + number % 8))) == []
+    for fault in (*DAMAGED, *HARMLESS):
+        assert (beyond(drifted(broken, fault, known)) == []) == (fault in HARMLESS), fault
+    assert drifted(broken, "none", known).equal == 1
+
+
 @pytest.fixture(scope="module")
 def project(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    # What the tests above ask is no server of ours.
+    host.run(f"systemctl kill --signal=KILL {UNIT}; while systemctl is-active {UNIT}; do sleep 0.2; done", check=False)
     project = Project(tmp_path_factory.mktemp("ops"), [(host, {"model": "tiny"})]).write()
     folder = project.folder / "inventory"
     for kind, name in (("models", "tiny"), ("profiles", "torch-native")):
@@ -150,3 +199,44 @@ def test_whole_swaps(project: Project, host: Host) -> None:
         for expected in ("ROLLED BACK", f"step {step}", words, f"{good} serves again, verified"):
             assert expected in output
     assert release(host) == good
+
+
+@pytest.mark.exhaustive
+def test_drift_of_whole_swaps(project: Project, host: Host) -> None:
+    """Each release against the one before it: other numerics pass, a backend that loads weights wrongly does not."""
+    asked = [
+        f'{{"question": "What is {n}+{m}?", "answer": "{n}+{m} is {n + m}. #### {n + m}"}}'
+        for n in range(2)
+        for m in range(10)
+    ]
+    host.write("/srv/questions.jsonl", "\n".join(asked))
+    verify = "verify: {accuracy: {file: /srv/questions.jsonl, questions: 20, shots: 2}, answers: [], min-healthy: 1}"
+    for name, more in (
+        ("bfloat16", ""),
+        ("float32", "flags: {dtype: float32}"),
+        ("again", "flags: {random-seed: 1}"),
+        ("permuted-expert", "environment: {PYTHONPATH: /opt/faulty, LAB_FAULT: permuted-expert}"),
+        ("zero-router", "environment: {PYTHONPATH: /opt/faulty, LAB_FAULT: zero-router}"),
+    ):
+        project.profile(name, f"extends: torch-native\n{more}\n{verify}\n")
+    for profile, words in (("bfloat16", "drift "), ("float32", "KL "), ("again", "KL ")):
+        output = project.deploy("--profile", profile, "-y").output
+        assert "committed" in output
+        assert words in output
+    assert evidence(host, DRIFT_FILE, DriftVerdict).kl
+    score = evidence(host, ACCURACY_FILE, AccuracyVerdict)
+    assert (score.verdict, len(score.scores)) == ("pass", 3)
+    assert score.mean > 0
+    good = release(host)
+    for fault in ("permuted-expert", "zero-router"):
+        output = project.deploy("--profile", fault, "-y").output
+        for expected in ("ROLLED BACK", "step drift", "KL", "limit 0.05", f"{good} serves again, verified"):
+            assert expected in output
+        verdict = evidence(host, DRIFT_FILE, DriftVerdict)
+        assert (verdict.verdict, verdict.against) == ("fail", good)
+    assert release(host) == good
+
+
+def evidence(host: Host, name: str, kind: type[T]) -> T:
+    """Of the newest swap."""
+    return decode(kind, host.output(f"cd /var/lib/kernelswap/main/swaps; cat $(ls | tail -1)/{name}"))
