@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean, median
@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from kernelswap.agent import knowledge
 from kernelswap.diagnosis import Finding, diagnose
+from kernelswap.differences import Change, compare, of_plan
 from kernelswap.measured import (
     BENCH_FILE,
     DRIFT_FILE,
@@ -96,21 +97,6 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Change:
-    """What differs between the server before and after. declared: written in its flags; else only SGLang's choice.
-
-    chosen: what SGLang made of it, where that is known and is not what was declared.
-    """
-
-    name: str
-    before: str | None
-    after: str | None
-    declared: bool
-    chosen_before: str | None = None
-    chosen_after: str | None = None
-
-
-@dataclass(frozen=True)
 class Phase:
     """What the verification did from `start` to `end` (epoch seconds)."""
 
@@ -180,7 +166,7 @@ def story(host: str, evidence: Evidence) -> Story:
         throughput=throughput,
         compared=tuple(_compared(throughput)) if throughput else (),
         drift=_value(DriftVerdict, evidence, DRIFT_FILE, unread),
-        changes=tuple(changes(report, evidence.plans, evidence.resolved)),
+        changes=changes(report, evidence.plans, evidence.resolved),
         samples=samples,
         server=server,
         findings=_first_of_each(diagnose(samples, runs, server)) if samples else (),
@@ -282,49 +268,12 @@ def _range(values: Iterable[float]) -> Range | None:
 # What differs.
 
 
-def changes(report: Report, plans: Sequence[Plan], resolved: Sequence[Resolved]) -> Iterator[Change]:
-    """Flags and environment as declared, then what only SGLang chose otherwise. Nothing where a side is not known."""
-    before, after = report.previous, report.request.release
-    declared = _pair({plan.release: _declared(plan) for plan in plans}, before, after)
-    made = {item.release: {name: _plain(value) for name, value in item.values.items()} for item in resolved}
-    chosen = _pair(made, before, after)
-    said = set()
-    for name in sorted(declared[0].keys() | declared[1].keys()):
-        was, now = (side.get(name) for side in declared)
-        if was != now:
-            field = name.replace("-", "_")
-            said.add(field)
-            known = [side.get(field) for side in (made.get(before or "", {}), made.get(after, {}))]
-            other = [value if value != told else None for value, told in zip(known, (was, now), strict=True)]
-            yield Change(name, was, now, True, *other)
-    for name in sorted(chosen[0].keys() & chosen[1].keys()):
-        was, now = (side[name] for side in chosen)
-        if was != now and name not in said:
-            yield Change(name, was, now, declared=False)
-
-
-def _pair(
-    sides: Mapping[str, Mapping[str, str]], before: str | None, after: str
-) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    return (sides[before], sides[after]) if before and before in sides and after in sides else ({}, {})
-
-
-def _declared(plan: Plan) -> dict[str, str]:
-    """A path into the release's own folder differs in name only."""
-    environment = {f"environment {name}": value for name, value in plan.environment.items()}
-    server = {"engine": plan.python, "model path": plan.model_path, "GPUs": " ".join(plan.gpus)}
-    return {
-        name: value.replace(plan.release, "RELEASE") for name, value in {**plan.flags, **environment, **server}.items()
-    }
-
-
-def _plain(value: str) -> str:
-    """A string of JSON without its quotes."""
-    try:
-        inner = json.loads(value)
-    except ValueError:
-        return value
-    return inner if isinstance(inner, str) else value
+def changes(report: Report, plans: Sequence[Plan], resolved: Sequence[Resolved]) -> tuple[Change, ...]:
+    """What differs between the server before and after; nothing where a side is not known."""
+    made = {item.release: item for item in resolved}
+    sides = {plan.release: of_plan(plan, made.get(plan.release)) for plan in plans}
+    before, after = sides.get(report.previous or ""), sides.get(report.request.release)
+    return compare(before, after) if before and after else ()
 
 
 # GPUs.

@@ -29,15 +29,7 @@ def _parts(story: Story) -> Iterator[str]:
         yield "\n  ".join([finding.headline, *(f"next: {line}" for line in finding.next)])
     drift = [(row.name, row.value, row.limit, row.noise, row.judged) for row in words.drift_rows(story)]
     yield _table(("DRIFT", "MEASURED", "LIMIT", "NOISE", ""), drift)
-    changed = [
-        (
-            c.name,
-            _side(c.before, c.chosen_before),
-            _side(c.after, c.chosen_after),
-            "" if c.declared else "SGLang's choice",
-        )
-        for c in story.changes
-    ]
+    changed = [(change.name, str(change.before), str(change.after), change.section) for change in story.changes]
     yield _table(("DIFFERS", "BEFORE", "AFTER", ""), changed)
     steps = [
         (f"{'< ' if s.back else ''}{s.name}", words.duration(s.seconds), "" if s.ok else "FAILED", s.detail)
@@ -49,11 +41,6 @@ def _parts(story: Story) -> Iterator[str]:
 
 def _table(headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     return table(headings, rows) if rows else ""
-
-
-def _side(declared: str | None, chosen: str | None) -> str:
-    text = "not given" if declared is None else declared
-    return text if chosen is None else f"{text} ({chosen})"
 
 
 def _row(row: Compared) -> tuple[str, ...]:

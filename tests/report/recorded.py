@@ -38,11 +38,13 @@ def request(**changes: object) -> Request:
 
 def plan(release: str, **flags: str) -> Plan:
     profile = release.partition("-")[0]
-    common = {"tp-size": "8", "mem-fraction-static": "0.90", "kv-cache-dtype": "fp8_e4m3"}
+    flags = {"tp-size": "8", "mem-fraction-static": "0.90", "kv-cache-dtype": "fp8_e4m3", **flags}
+    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
     return Plan(
-        instance="main", release=release, profile=profile, model="glm5", python="/opt/sglang/bin/python", argv=(),
+        instance="main", release=release, profile=profile, model="glm5", python="/opt/sglang/bin/python",
+        argv=("-m", "sglang.launch_server", *words),
         environment={"SGLANG_ENABLE_JIT_DEEPGEMM": "0"}, user="sglang", model_path="/srv/models/GLM-5-NVFP4",
-        served_name="glm5", address="0.0.0.0", port=30000, flags={**common, **flags},
+        served_name="glm5", address="0.0.0.0", port=30000, flags=flags,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import pytest
 import recorded
 from browser import Browser
 
+from kernelswap.differences import Value
 from kernelswap.protocol import Cause
 from kernelswap.report.data import Story
 from kernelswap.report.page import page
@@ -59,7 +60,7 @@ def test_what_a_host_says_stays_text(told: Callable[[str], Story], screen: Brows
         throughput=spoil(story.throughput, why=HOSTILE, verdict=HOSTILE,
                          baseline=spoil(story.throughput.baseline, release=HOSTILE)),
         drift=spoil(story.drift, why=HOSTILE, against=HOSTILE, verdict=HOSTILE),
-        changes=tuple(spoil(change, name=HOSTILE, before=HOSTILE, chosen_after=HOSTILE) for change in story.changes),
+        changes=tuple(spoil(c, name=HOSTILE, before=Value(HOSTILE), after=Value(None, HOSTILE)) for c in story.changes),
         samples=tuple(spoil(sample, gpu=HOSTILE * (sample.gpu == "5") or sample.gpu) for sample in story.samples),
         phases=tuple(spoil(phase, name=HOSTILE) for phase in story.phases),
         gpus=tuple(spoil(gpu, gpu=HOSTILE, throttle=(HOSTILE,)) for gpu in story.gpus),
