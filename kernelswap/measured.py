@@ -1,4 +1,4 @@
-"""What the verification of a swap measured: kept in its evidence, and with each commit as what the next one is compared to.
+"""What the verification of a swap measured: kept in its evidence, and with each commit for the next one to compare.
 
 Both the controller and the agent import this module. Rates are tokens per second, times are milliseconds unless said.
 """
@@ -12,6 +12,7 @@ THROUGHPUT_FILE = "throughput.json"
 DRIFT_FILE = "drift.json"
 GPU_FILE = "gpu.csv"  # see traces.GPU_COLUMNS
 METRICS_FILE = "metrics.csv"  # SGLang's own counters, see traces.SERVER_COLUMNS
+KEPT = (THROUGHPUT_FILE,)  # of the evidence, with each commit
 BENCH_FILE = "bench.jsonl"  # the benchmark's own lines, numbers only
 
 
@@ -51,7 +52,8 @@ class Point:
 
 @dataclass(frozen=True)
 class ThroughputResult:
-    """A release measured by one plan. key: digest of plan, engine, model and GPUs; only equal keys are compared."""
+    """A release measured by one plan. key: digest of plan, engine, model and GPUs; only equal keys are compared.
+    points: from the lowest concurrency on."""
 
     release: str
     key: str
@@ -62,8 +64,8 @@ class ThroughputResult:
 class ThroughputVerdict:
     """The candidate against its floor and the known-good. verdict: pass, fail, inconclusive, or recorded (no gate).
 
-    difference: share by which the candidate's median is above (+) or below (-) the known-good's at the concurrency
-    that decided; margin: the share that noise explains.
+    difference: share by which the candidate is above (+) or below (-) the known-good at the concurrency that decided,
+    see agent/verify/gates.py; margin: the share that noise explains.
     """
 
     verdict: str

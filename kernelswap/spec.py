@@ -10,7 +10,7 @@ from typing import Any
 from kernelswap import flags as spelling
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.flags import FlagValue
-from kernelswap.profile import Layer, Library, Server, VerifyFile, check, nearest
+from kernelswap.profile import Layer, Library, Server, ThroughputFile, VerifyFile, check, nearest
 from kernelswap.protocol import Answer, Gpu, Requires, Throughput, Timeouts, Verify
 from kernelswap.yamlfile import Loc
 
@@ -91,7 +91,7 @@ def server_spec(
     if faults:
         raise ConfigError(faults)
     server = Server.model_validate(merged)
-    faults = list(_gpu_faults(server, origin))
+    faults = [*_gpu_faults(server, origin), *_floor_faults(server, origin)]
     if faults:
         raise ConfigError(faults)
     return _decide(server, instance, model, profile)
@@ -228,6 +228,13 @@ def _gpu_faults(server: Server, origin: _Origin) -> Iterator[Fault]:
         yield Fault(origin.where(("gpus",)), what, "change one of them")
 
 
+def _floor_faults(server: Server, origin: _Origin) -> Iterator[Fault]:
+    run = server.verify.throughput
+    for at in sorted(set(run.floors) - set(run.ladder)) if run else ():
+        what = f"is for {at} requests at once, which `concurrency` does not have"
+        yield Fault(origin.where(("verify", "throughput", "floor")), what, "change one of them")
+
+
 def needs_pins(spec: ServerSpec) -> bool:
     """Whether it names GPUs by index: these move when a GPU is gone, and NVML's and CUDA's orders differ."""
     return any(name.isdigit() for name in spec.gpus)
@@ -295,16 +302,25 @@ def _decide(server: Server, instance: str, model: str, profile: str) -> ServerSp
 
 
 def _verify(verify: VerifyFile) -> Verify:
-    run = verify.throughput
     return Verify(
         answers=tuple(Answer(item.prompt, item.expect, int(item.max_tokens)) for item in verify.answers),
-        throughput=None
-        if run is None
-        else Throughput(
-            concurrency=int(run.concurrency),
-            input_tokens=int(run.input_tokens),
-            output_tokens=int(run.output_tokens),
-            requests=int(run.requests),
-            floor=None if run.floor is None else float(run.floor),
-        ),
+        throughput=_throughput(verify.throughput) if verify.throughput else None,
+    )
+
+
+def _throughput(run: ThroughputFile) -> Throughput:
+    *lower, highest = run.ladder
+    floors = run.floors
+    return Throughput(
+        concurrency=highest,
+        input_tokens=int(run.input_tokens),
+        output_tokens=int(run.output_tokens),
+        requests=int(run.requests),
+        floor=floors.pop(highest, None),
+        lower=tuple(lower),
+        floors={str(at): rate for at, rate in floors.items()},
+        repetitions=int(run.repetitions),
+        regression=None if run.regression is None else float(run.regression),
+        inconclusive=run.inconclusive,
+        baseline=run.baseline,
     )

@@ -20,15 +20,6 @@ from sglang.srt.server_args import prepare_server_args
 prepare_server_args(json.load(sys.stdin))
 """
 
-# The serving benchmark has moved (2026-07); the old name still works and warns.
-BENCH = """
-import importlib.util, runpy, sys
-moved = importlib.util.find_spec("sglang.benchmark") and importlib.util.find_spec("sglang.benchmark.serving")
-name = "sglang.benchmark.serving" if moved else "sglang.bench_serving"
-sys.argv[0] = name
-runpy.run_module(name, run_name="__main__", alter_sys=True)
-"""
-
 
 def run(
     plan: Plan,
@@ -54,6 +45,16 @@ def run(
         group=gid,
         extra_groups=os.getgrouplist(plan.user, gid),
     )
+
+
+def version(plan: Plan) -> str:
+    """Of the SGLang that is installed, without importing it; "" where it does not say."""
+    ask = "import importlib.metadata; print(importlib.metadata.version('sglang'))"
+    try:
+        done = run(plan, ["-c", ask], timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from typing import Callable, Dict, List, Optional, Tuple
 from kernelswap import ledger
 from kernelswap.agent import files
 from kernelswap.agent.containers import FoundContainer
+from kernelswap.measured import KEPT
 from kernelswap.protocol import (
     CONFIG_ROOT,
     STATE_ROOT,
@@ -237,6 +238,17 @@ def digest(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
         return ""
+
+
+def keep_measured(folders: Folders, request: Request) -> None:
+    """Keep what the next release is compared to. A disk that takes nothing more loses it, and nothing else; a quick look
+    replaces nothing."""
+    for name in KEPT:
+        kept = folders.measured(request.release) / name
+        with contextlib.suppress(OSError):
+            text = files.read(folders.evidence(request.swap) / name)
+            if text and not (request.verify == "quick" and kept.exists()):
+                files.write(kept, text)
 
 
 def known_good(folders: Folders) -> Optional[str]:
