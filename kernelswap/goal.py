@@ -36,6 +36,8 @@ def goal_of(asked: Mapping[str, Any]) -> Goal:
     if asked.get("rollback") is True and profile is not None:
         faults.append(Fault("--profile, --rollback", "these are two goals", "give one"))
     verify = asked.get("verify", "")
+    if isinstance(verify, Mapping):  # a model's key beside a host, which spec.py tells
+        verify = ""
     if verify not in ("", *VERIFY):
         faults.append(Fault("--verify", f"there is no {verify!r}", f"give {' or '.join(VERIFY)}, or leave it out"))
     if faults:

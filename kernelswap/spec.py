@@ -134,6 +134,8 @@ _SERVER_KEYS = {"flags", "environment", "engine", "requires", "expose", "verify"
 def _misplaced(data: Mapping[str, Any], where: str) -> Iterator[Fault]:
     """Keys next to a host that would be ignored."""
     for key in data:
+        if key == "verify" and isinstance(data[key], str):  # --verify
+            continue
         if key in _SERVER_KEYS:
             todo = f'write "instances": {{"{DEFAULT_INSTANCE}": {{"{key}": ...}}}}'
             yield Fault(f"{where}: {key}", "belongs to an instance", todo)

@@ -4,7 +4,7 @@
 #   engine   /opt/sglang: SGLang in a venv of Debian's own Python
 #   model    /srv/models/tiny and the shim that lets SGLang run without CUDA packages
 #   nvml     the simulated libnvidia-ml.so.1
-#   standin  /opt/standin: what stands in for SGLang where its load time is not the point
+#   standin  /opt/standin: what stands in for SGLang where its load time is not the point; /opt/slow: what makes the real one slower
 # Each layer is named by a digest of what it is made from, so a changed input remakes it and what stands on it, and nothing else.
 #   build.sh            make what is missing, print the layers
 #   build.sh clean      remove what this checkout does not use and no host has mounted
@@ -22,7 +22,7 @@ name_layers() {
   engine=$cache/engine-$({ echo "$base $wheels"; declare -f make_engine; } | digest)
   model=$cache/model-$({ echo "$engine"; cat "$here/make_model.py" "$here/shim/sitecustomize.py"; declare -f make_model; } | digest)
   nvml=$cache/nvml-$({ echo "$base"; cat "$here/nvml/nvml.c"; declare -f make_nvml; } | digest)
-  standin=$cache/standin-$({ cat "$here"/standin/sglang/{,srt/}*.py; declare -f make_standin; } | digest)
+  standin=$cache/standin-$({ cat "$here"/standin/sglang/{,srt/}*.py "$here"/slow/*.py; declare -f make_standin; } | digest)
 }
 
 # Masked: what has nothing to do here, then what would reach into the kernel that the hosts share with this machine. Removed: the
@@ -97,6 +97,7 @@ make_standin() {
   for file in __init__ launch_server bench_serving srt/__init__ srt/server_args; do
     install -D -m 644 "$here/standin/sglang/$file.py" "$1/opt/standin/sglang/$file.py"
   done
+  install -D -m 644 "$here/slow/sitecustomize.py" "$1/opt/slow/sitecustomize.py"
 }
 
 inside() { # inside ROOT COMMAND...: run it there in a clean environment

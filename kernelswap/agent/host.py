@@ -241,8 +241,8 @@ def digest(path: Path) -> str:
 
 
 def keep_measured(folders: Folders, request: Request) -> None:
-    """Keep what the next release is compared to. A disk that takes nothing more loses it, and nothing else; a quick look
-    replaces nothing."""
+    """Keep what the next release is compared to; a quick look replaces nothing. A disk that takes nothing more loses it,
+    and nothing else."""
     for name in KEPT:
         kept = folders.measured(request.release) / name
         with contextlib.suppress(OSError):

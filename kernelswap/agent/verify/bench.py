@@ -115,7 +115,8 @@ class Benchmark:
         files.remove(output)
         if error or values is None:
             raise NoResult(self._redact(self._last_words(error)))
-        return Measured(values, ticks, started, time.time())
+        ended = time.time()
+        return Measured(values, ticks, max(started, ended - values.get("duration", math.inf)), ended)
 
     def _words(self, wanted: Throughput, concurrency: int, requests: int, seed: int, output: Path) -> List[str]:
         options = {

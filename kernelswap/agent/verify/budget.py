@@ -27,7 +27,9 @@ def runs(wanted: Throughput, known: Optional[ThroughputResult]) -> Optional[floa
     rates = {point.concurrency: point.median for point in known.points} if known else {}
     seconds = IMPORT + BETWEEN
     for concurrency in wanted.ladder:
-        rate = rates.get(concurrency) or wanted.floor_at(concurrency)
+        # Fewer requests at once are each served no slower.
+        least = wanted.floor_at(concurrency) or (wanted.floor or 0) * concurrency / wanted.concurrency
+        rate = rates.get(concurrency) or least
         if not rate:
             return None
         tokens = wanted.requests_at(concurrency) * wanted.output_tokens
@@ -40,15 +42,19 @@ def text(
 ) -> str:
     """Of the steps that there will be. before: how long each last took."""
     parts: List[Tuple[str, Optional[float]]] = []
+    most = False
     for name in steps:
         seconds, label = before.get(name), name
         if name in ("baseline", "throughput") and wanted:
             label = f"{name} {len(wanted.ladder)} x {wanted.repetitions} runs"
-            by_rates = runs(wanted, known)
-            # A last one that was not clear at once took more.
-            seconds = by_rates if known or seconds is None else seconds
+            if known or seconds is None:  # a last one that was not clear at once took more
+                seconds = runs(wanted, known)
+                most = most or not (known or seconds is None)
         parts.append((label, seconds))
-    said = ", ".join(f"{label} {'unknown' if seconds is None else f'{seconds:.0f}'}" for label, seconds in parts)
+    said = ", ".join(f"{label} {'?' if seconds is None else f'{seconds:.0f}'}" for label, seconds in parts)
     total = sum(seconds or 0 for _, seconds in parts)
-    about = "about" if all(seconds is not None for _, seconds in parts) else "more than"
-    return f"verification: {about} {total:.0f} s: {said}"
+    if not total:
+        return f"verification, how long is not known yet: {', '.join(label for label, _ in parts)}"
+    unknown = any(seconds is None for _, seconds in parts)
+    about = ("up to" if most else "about") + f" {total:.0f} s" + (" and what is not known yet" if unknown else "")
+    return f"verification: {about}: {said}"

@@ -25,12 +25,14 @@ class Measured:
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    for name in ("backend", "host", "model", "served-model-name", "dataset-name", "output-file"):
+    for name in ("backend", "host", "model", "tokenizer", "served-model-name", "dataset-name", "output-file"):
         parser.add_argument(f"--{name}", default="")
     for name in ("port", "random-input-len", "random-output-len", "num-prompts", "max-concurrency", "seed"):
         parser.add_argument(f"--{name}", type=int, default=1)
     parser.add_argument("--random-range-ratio", type=float, default=0.0)
-    parser.add_argument("--disable-tqdm", action="store_true")
+    parser.add_argument("--warmup-requests", type=int, default=1)
+    for name in ("--disable-tqdm", "--tokenize-prompt", "--cache-report"):
+        parser.add_argument(name, action="store_true")
     return parser.parse_args()
 
 
@@ -70,7 +72,7 @@ def main() -> None:
     args = options()
     dice = random.Random(args.seed)  # noqa: S311
     prompts = [[dice.randrange(1000) for _ in range(args.random_input_len)] for _ in range(args.num_prompts)]
-    if not measure(args, prompts[0]).tokens:
+    if args.warmup_requests and not measure(args, prompts[0]).tokens:
         raise SystemExit("Warmup failed - Please make sure benchmark arguments are correctly specified")
     start = time.perf_counter()
     with ThreadPoolExecutor(args.max_concurrency) as pool:
