@@ -241,8 +241,7 @@ def digest(path: Path) -> str:
 
 
 def keep_measured(folders: Folders, request: Request) -> None:
-    """Keep what the next release is compared to; a quick look replaces nothing. A disk that takes nothing more loses it,
-    and nothing else."""
+    """Keep what the next release is compared to; a quick look replaces nothing. A full disk loses it, nothing else."""
     for name in KEPT:
         kept = folders.measured(request.release) / name
         with contextlib.suppress(OSError):

@@ -66,7 +66,9 @@ def compare(mine: Point, theirs: Point, allowed: float, look: int = LOOKS, point
     """points: how many are compared at this look; each of them may err."""
     ours, known = _logs(mine), _logs(theirs)
     shift = statistics.median(a - b for a in ours for b in known)
-    freedom = max(1, len(ours) + len(known) - 2)
+    freedom = len(ours) + len(known) - 2
+    if freedom < 2:
+        return Comparison(mine.concurrency, math.exp(shift) - 1, 1.0, "")  # nothing says how noisy they are
     error = max(LEAST_NOISE, math.sqrt((_squares(ours) + _squares(known)) / freedom))
     error *= math.sqrt(1 / len(ours) + 1 / len(known))
     limit = math.log(1 - allowed)
