@@ -1,6 +1,6 @@
 """Makes the lab's real SGLang slower, as a worse kernel would (put this folder before the shim on PYTHONPATH).
 
-LAB_SLOW=1.15 makes each forward pass of the model take 15 % longer; @FILE is read at each, so that one server can be both.
+LAB_SLOW=1.15 makes each forward pass of the model take 15 % longer; @FILE is read at each, so one server can be both.
 Nothing is installed where it is not set.
 """
 
