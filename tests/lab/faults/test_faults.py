@@ -70,6 +70,7 @@ FAULTS = (
     Fault("answers garbage", "garbage", "rolled-back", "smoke", ("expected /\\b4\\b/, got",), BARRED),
     Fault("NaN", "nan", "rolled-back", "smoke", ("8 of 8 are not finite",), BARRED),
     Fault("too slow", "slow-answer", "rolled-back", "throughput", ("the floor is 1000",), BARRED),
+    Fault("slower than before", "slower", "rolled-back", "throughput", ("slower than triton-", "50% slower"), BARRED),
     Fault(
         "an unknown choice", "unknown-choice", "refused", "preflight", ("invalid choice: 'tritn'",), "invalid choice"
     ),
