@@ -1,7 +1,7 @@
 """Two real servers of the lab's model, one of which can be made slower: what the gate says of them, again and again.
 
-How often it errs is the simulation's to say (tests/agent/verify/test_gates.py); here that is seen to hold for real runs.
-Other work on the machine widens the margins, so this is for a machine that does nothing else.
+How often it errs is the simulation's to say (tests/agent/verify/test_gates.py); here that is seen to hold for real
+runs. Other work on the machine widens the margins, so this is for a machine that does nothing else.
 """
 
 import json

@@ -68,6 +68,10 @@ def spread(name: str, values: list[float]) -> dict[str, float]:
     return {f"mean_{name}_ms": mean, f"median_{name}_ms": median, f"std_{name}_ms": std, **cut}
 
 
+def gaps(times: tuple[float, ...]) -> list[float]:
+    return [times[index + 1] - times[index] for index in range(len(times) - 1)]
+
+
 def main() -> None:
     args = options()
     dice = random.Random(args.seed)  # noqa: S311
@@ -101,7 +105,7 @@ def main() -> None:
         **spread("e2e_latency", [item.end for item in good]),
         **spread("ttft", [item.tokens[0] for item in good]),
         **spread("tpot", [(item.end - item.tokens[0]) / max(1, len(item.tokens) - 1) for item in good]),
-        **spread("itl", [b - a for item in good for a, b in zip(item.tokens, item.tokens[1:], strict=False)]),
+        **spread("itl", [gap for item in good for gap in gaps(item.tokens)]),
     }
     with Path(args.output_file).open("a", encoding="utf-8") as file:
         file.write(json.dumps(result) + "\n")
