@@ -47,6 +47,7 @@ def text(
         seconds, label = before.get(name), name
         if name in ("baseline", "throughput") and wanted:
             label = f"{name} {len(wanted.ladder)} x {wanted.repetitions} runs"
+            seconds = before.get(name, before.get("throughput"))
             if known or seconds is None:  # a last one that was not clear at once took more
                 seconds = runs(wanted, known)
                 most = most or not (known or seconds is None)

@@ -46,6 +46,11 @@ def test_what_is_told(before: dict[str, float], known: ThroughputResult | None, 
     assert told.partition("verification")[2].lstrip(":, ") == text
 
 
+def test_a_baseline_that_never_was_takes_as_long_as_the_throughput() -> None:
+    told = budget.text(["baseline", "throughput"], WANTED, None, {"throughput": 30.0})
+    assert told == "verification: about 60 s: baseline 2 x 3 runs 30, throughput 2 x 3 runs 30"
+
+
 def test_the_last_steps_that_went_well_and_were_asked_for_alike() -> None:
     def report(verify: str, *steps: StepResult) -> Report:
         return Report(Request("s", "main", "converge", "a-1", "ann", verify=verify), "committed", 1, 2, steps=steps)
