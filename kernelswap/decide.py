@@ -225,4 +225,5 @@ def request_of(decision: Swap | Attach, goal: Goal, swap: str, who: str, host: s
         adopt=goal.adopt,
         host=host,
         command=command,
+        verify=goal.verify,
     )

@@ -10,17 +10,19 @@ from kernelswap.errors import ConfigError, Fault
 
 CONVERGE = "converge"
 ROLLBACK = "rollback"
+VERIFY = ("quick", "full")
 
 
 @dataclass(frozen=True)
 class Goal:
-    """profile: asked for on the command line; None leaves each host its declared one."""
+    """profile: asked for on the command line; None leaves each host its declared one. verify: see protocol.Request."""
 
     action: str = CONVERGE
     profile: str | None = None
     reason: str = ""
     force: bool = False
     adopt: bool = False
+    verify: str = ""
 
 
 def goal_of(asked: Mapping[str, Any]) -> Goal:
@@ -33,6 +35,11 @@ def goal_of(asked: Mapping[str, Any]) -> Goal:
     profile = asked.get("profile")
     if asked.get("rollback") is True and profile is not None:
         faults.append(Fault("--profile, --rollback", "these are two goals", "give one"))
+    verify = asked.get("verify", "")
+    if isinstance(verify, Mapping):  # a model's key beside a host, which spec.py tells
+        verify = ""
+    if verify not in ("", *VERIFY):
+        faults.append(Fault("--verify", f"there is no {verify!r}", f"give {' or '.join(VERIFY)}, or leave it out"))
     if faults:
         raise ConfigError(faults)
     return Goal(
@@ -41,4 +48,5 @@ def goal_of(asked: Mapping[str, Any]) -> Goal:
         reason=str(asked.get("reason", "")),
         force=asked.get("force", False),
         adopt=asked.get("adopt", False),
+        verify=verify,
     )

@@ -15,7 +15,7 @@ ACCURACY_FILE = "accuracy.json"
 GPU_FILE = "gpu.csv"  # see traces.GPU_COLUMNS
 METRICS_FILE = "metrics.csv"  # SGLang's own counters, see traces.SERVER_COLUMNS
 SMOKE_FILE = "smoke.json"
-KEPT = (SMOKE_FILE, DRIFT_REFERENCE_FILE, ACCURACY_FILE)  # of the evidence, with each commit
+KEPT = (SMOKE_FILE, DRIFT_REFERENCE_FILE, ACCURACY_FILE, THROUGHPUT_FILE)  # of the evidence, with each commit
 BENCH_FILE = "bench.jsonl"  # the benchmark's own lines, numbers only
 
 
@@ -55,7 +55,8 @@ class Point:
 
 @dataclass(frozen=True)
 class ThroughputResult:
-    """A release measured by one plan. key: digest of plan, engine, model and GPUs; only equal keys are compared."""
+    """A release measured by one plan. key: digest of plan, engine, model and GPUs; only equal keys are compared.
+    points: from the lowest concurrency on."""
 
     release: str
     key: str
@@ -66,8 +67,8 @@ class ThroughputResult:
 class ThroughputVerdict:
     """The candidate against its floor and the known-good. verdict: pass, fail, inconclusive, or recorded (no gate).
 
-    difference: share by which the candidate's median is above (+) or below (-) the known-good's at the concurrency
-    that decided; margin: the share that noise explains.
+    difference: share by which the candidate is above (+) or below (-) the known-good at the concurrency that decided,
+    see agent/verify/gates.py; margin: the share that noise explains.
     """
 
     verdict: str

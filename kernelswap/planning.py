@@ -123,7 +123,7 @@ def plan_host(host: Host, library: Path, templates: Path) -> HostPlan:
 
 def _goal(host: Host) -> Goal:
     """--profile stands above every host's declared profile, so it is looked for in what the command line gave only."""
-    asked = {name: host.data.get(name) for name in ("rollback", "reason", "force", "adopt")}
+    asked = {name: host.data.get(name) for name in ("rollback", "reason", "force", "adopt", "verify")}
     override: Mapping[str, object] = host.state.inventory.get_override_data()  # type: ignore[no-untyped-call]
     asked["profile"] = override.get("profile")
     return goal_of({name: value for name, value in asked.items() if value is not None})

@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from kernelswap import flags as spelling
 from kernelswap.errors import ConfigError, Fault
-from kernelswap.protocol import Accuracy, DriftLimits, Smoke, Timeouts, Verify
+from kernelswap.protocol import Accuracy, DriftLimits, Smoke, Throughput, Timeouts, Verify
 from kernelswap.yamlfile import Document, Loc, read
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -101,6 +101,30 @@ def _gpus(value: Any) -> Any:
     raise _fault("is not a choice of GPUs", "write a count, all, or a list of indices or of GPU- UUIDs")
 
 
+def _concurrency(value: Any) -> Any:
+    steps = value if isinstance(value, list) else [value]
+    if not steps or not all(isinstance(step, int) and not isinstance(step, bool) for step in steps):
+        raise _fault("is not a concurrency", "write a number of requests at once, or a list, e.g. [1, 8, 64]")
+    if not all(1 <= step <= 65536 for step in steps):
+        raise _fault("must be from 1 to 65536", "change the value")
+    if len(set(steps)) != len(steps) or len(steps) > 8:
+        raise _fault("is not a ladder", "name each concurrency once, eight at most")
+    return value
+
+
+def _floor(value: Any) -> Any:
+    rates = list(value.values()) if isinstance(value, dict) else [value]
+    if not all((isinstance(rate, int | float) and not isinstance(rate, bool)) or value is None for rate in rates):
+        raise _fault("is not a number", "write output tokens per second, or one for each concurrency, e.g. {64: 180}")
+    if not all(rate is None or math.isfinite(rate) for rate in rates):
+        raise _fault("is not a finite number", "write a number")
+    if not all(rate is None or rate >= 0 for rate in rates):
+        raise _fault("must be greater than or equal to 0", "change the value")
+    if isinstance(value, dict) and not all(str(at).isdigit() for at in value):
+        raise _fault("has a key that is no concurrency", "write one of `concurrency`, e.g. {64: 180}")
+    return value
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(
         strict=True,
@@ -119,11 +143,26 @@ class AnswerFile(_Strict):
 
 
 class ThroughputFile(_Strict):
-    concurrency: Annotated[int, Field(ge=1, le=65536)]
+    concurrency: Annotated[Any, AfterValidator(_concurrency)]
     input_tokens: Annotated[int, Field(ge=1, le=10_000_000)]
     output_tokens: Annotated[int, Field(ge=1, le=10_000_000)]
     requests: Annotated[int, Field(ge=1, le=1_000_000)]
-    floor: Annotated[float, Field(ge=0)] | None = None
+    floor: Annotated[Any, AfterValidator(_floor)] = None
+    repetitions: Annotated[int, Field(ge=3, le=20)] = Throughput.repetitions
+    regression: Annotated[float, Field(ge=0, lt=1)] | None = Throughput.regression
+    inconclusive: Literal["commit", "rollback"] = "commit"
+    baseline: Literal["stored", "fresh"] = "stored"
+
+    @property
+    def ladder(self) -> list[int]:
+        return sorted(self.concurrency) if isinstance(self.concurrency, list) else [self.concurrency]
+
+    @property
+    def floors(self) -> dict[int, float]:
+        """By concurrency."""
+        if isinstance(self.floor, dict):
+            return {int(at): float(rate) for at, rate in self.floor.items()}
+        return {} if self.floor is None else {self.ladder[-1]: float(self.floor)}
 
 
 class SmokeFile(_Strict):

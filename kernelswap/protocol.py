@@ -50,13 +50,37 @@ class Smoke:
 
 @dataclass(frozen=True)
 class Throughput:
-    """One run of SGLang's own serving benchmark. floor: output tokens per second below which the run fails."""
+    """How SGLang's own serving benchmark measures a server, and what it must reach.
+
+    concurrency: the highest; lower: the others, in order. requests: of a run at the highest. repetitions: runs of each
+    at first; as many again, twice, where they are not enough to tell. floor: output tokens per second at the highest
+    concurrency; floors: at others, by concurrency. regression: the share by which it may be slower than the known-good;
+    None is no limit. inconclusive: what happens where that cannot be told, `commit` or `rollback`. baseline: `stored`
+    takes what the known-good was committed with, `fresh` measures it again.
+    """
 
     concurrency: int
     input_tokens: int
     output_tokens: int
     requests: int
     floor: Optional[float] = None
+    lower: Tuple[int, ...] = ()
+    floors: Dict[str, float] = field(default_factory=dict)
+    repetitions: int = 3
+    regression: Optional[float] = 0.05
+    inconclusive: str = "commit"
+    baseline: str = "stored"
+
+    @property
+    def ladder(self) -> Tuple[int, ...]:
+        return (*self.lower, self.concurrency)
+
+    def requests_at(self, concurrency: int) -> int:
+        """Of a run, so that each is as many times its concurrency."""
+        return max(concurrency, -(-self.requests * concurrency // self.concurrency))
+
+    def floor_at(self, concurrency: int) -> Optional[float]:
+        return self.floor if concurrency == self.concurrency else self.floors.get(str(concurrency))
 
 
 @dataclass(frozen=True)
@@ -99,6 +123,17 @@ class Verify:
     accuracy: Optional[Accuracy] = None
     throughput: Optional[Throughput] = None
     min_healthy: float = 10
+
+    def asked(self, how: str) -> Verify:
+        """What of it is done: all that is declared, or as --verify says. quick: one short run against the floor, and no
+        graded questions; full: nothing is taken from earlier swaps."""
+        run = self.throughput
+        if run and how == "quick":
+            few = min(run.requests, 2 * run.concurrency)
+            run = dataclasses.replace(run, lower=(), floors={}, requests=few, repetitions=1, regression=None)
+        if run and how == "full":
+            run = dataclasses.replace(run, repetitions=max(5, run.repetitions), baseline="fresh")
+        return dataclasses.replace(self, throughput=run, accuracy=None if how == "quick" else self.accuracy)
 
 
 @dataclass(frozen=True)
@@ -191,7 +226,8 @@ class Resolved:
 class Request:
     """One asked-for swap. action: `converge` or `rollback`; release: the name of the release to end on.
 
-    host: its name in the inventory; command: what was typed, without secrets.
+    host: its name in the inventory; command: what was typed, without secrets. verify: `quick`, `full`, or "" for what
+    the model declares.
     """
 
     swap: str
@@ -204,6 +240,7 @@ class Request:
     adopt: bool = False
     host: str = ""
     command: str = ""
+    verify: str = ""
 
     def same_goal(self, other: Request) -> bool:
         return (self.instance, self.action, self.release) == (other.instance, other.action, other.release)

@@ -19,9 +19,10 @@ OPTIONS = {
     "reason": "Kernelswap: why; kept in each host's history.",
     "force": "Kernelswap: try a release again that failed by its own fault.",
     "adopt": "Kernelswap: take over servers that no systemd unit owns.",
+    "verify": "Kernelswap: quick (smoke and one short run) or full, instead of what the model declares.",
 }
 FLAGS = frozenset({"rollback", "force", "adopt"})
-METAVARS = {"profile": "NAME", "reason": "TEXT"}
+METAVARS = {"profile": "NAME", "reason": "TEXT", "verify": "quick|full"}
 
 
 def install(_event: object) -> None:

@@ -11,7 +11,7 @@ from kernelswap import flags as spelling
 from kernelswap import sglang
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.flags import FlagValue
-from kernelswap.profile import Layer, Library, Server, VerifyFile, check, nearest
+from kernelswap.profile import Layer, Library, Server, ThroughputFile, VerifyFile, check, nearest
 from kernelswap.protocol import Accuracy, Answer, DriftLimits, Gpu, Requires, Smoke, Throughput, Timeouts, Verify
 from kernelswap.sglang_parser import opinions
 from kernelswap.yamlfile import Loc
@@ -110,7 +110,7 @@ def server_spec(
     if faults:
         raise ConfigError(faults)
     server = Server.model_validate(merged)
-    faults = list(_gpu_faults(server, origin))
+    faults = [*_gpu_faults(server, origin), *_floor_faults(server, origin)]
     if faults:
         raise ConfigError(faults)
     spec = _decide(server, instance, model, profile)
@@ -154,6 +154,8 @@ _SERVER_KEYS = {"flags", "environment", "engine", "requires", "expose", "verify"
 def _misplaced(data: Mapping[str, Any], where: str) -> Iterator[Fault]:
     """Keys next to a host that would be ignored."""
     for key in data:
+        if key == "verify" and isinstance(data[key], str):  # --verify
+            continue
         if key in _SERVER_KEYS:
             todo = f'write "instances": {{"{DEFAULT_INSTANCE}": {{"{key}": ...}}}}'
             yield Fault(f"{where}: {key}", "belongs to an instance", todo)
@@ -264,6 +266,13 @@ def _notes(spec: ServerSpec, origin: _Origin) -> Iterator[Note]:
         yield Note(Fault(origin.where(opinion.loc), opinion.what, todo), blocks, opinion.combined)
 
 
+def _floor_faults(server: Server, origin: _Origin) -> Iterator[Fault]:
+    run = server.verify.throughput
+    for at in sorted(set(run.floors) - set(run.ladder)) if run else ():
+        what = f"is for {at} requests at once, which `concurrency` does not have"
+        yield Fault(origin.where(("verify", "throughput", "floor")), what, "change one of them")
+
+
 def needs_pins(spec: ServerSpec) -> bool:
     """Whether it names GPUs by index: these move when a GPU is gone, and NVML's and CUDA's orders differ."""
     return any(name.isdigit() for name in spec.gpus)
@@ -331,7 +340,7 @@ def _decide(server: Server, instance: str, model: str, profile: str) -> ServerSp
 
 
 def _verify(verify: VerifyFile) -> Verify:
-    run, drift, accuracy = verify.throughput, verify.drift, verify.accuracy
+    drift, accuracy = verify.drift, verify.accuracy
     return Verify(
         answers=tuple(Answer(item.prompt, item.expect, int(item.max_tokens)) for item in verify.answers),
         smoke=Smoke(float(verify.smoke.garbled)),
@@ -356,13 +365,23 @@ def _verify(verify: VerifyFile) -> Verify:
             runs=int(accuracy.runs),
             floor=None if accuracy.floor is None else float(accuracy.floor),
         ),
-        throughput=None
-        if run is None
-        else Throughput(
-            concurrency=int(run.concurrency),
-            input_tokens=int(run.input_tokens),
-            output_tokens=int(run.output_tokens),
-            requests=int(run.requests),
-            floor=None if run.floor is None else float(run.floor),
-        ),
+        throughput=_throughput(verify.throughput) if verify.throughput else None,
+    )
+
+
+def _throughput(run: ThroughputFile) -> Throughput:
+    *lower, highest = run.ladder
+    floors = run.floors
+    return Throughput(
+        concurrency=highest,
+        input_tokens=int(run.input_tokens),
+        output_tokens=int(run.output_tokens),
+        requests=int(run.requests),
+        floor=floors.pop(highest, None),
+        lower=tuple(lower),
+        floors={str(at): rate for at, rate in floors.items()},
+        repetitions=int(run.repetitions),
+        regression=None if run.regression is None else float(run.regression),
+        inconclusive=run.inconclusive,
+        baseline=run.baseline,
     )

@@ -177,9 +177,11 @@ def test_only_what_the_host_lacks_is_staged(there: dict[str, str], missing: tupl
 
 
 def test_the_request_carries_the_goal() -> None:
-    goal = Goal(reason="because", force=True, adopt=True)
+    goal = Goal(reason="because", force=True, adopt=True, verify="full")
     swap = Swap("main", "converge", "b-2", "")
-    expected = Request("id", "main", "converge", "b-2", "me", "because", True, True, "gpu1", "pyinfra x deploy.py")
+    expected = Request(
+        "id", "main", "converge", "b-2", "me", "because", True, True, "gpu1", "pyinfra x deploy.py", "full"
+    )
     assert decide.request_of(swap, goal, "id", "me", "gpu1", "pyinfra x deploy.py") == expected
 
 
@@ -190,6 +192,8 @@ def test_the_request_carries_the_goal() -> None:
         ({"profile": 8}, Goal(profile="8")),
         ({"rollback": True, "reason": "slow"}, Goal(action="rollback", reason="slow")),
         ({"rollback": False, "profile": "x"}, Goal(profile="x")),
+        ({"verify": "quick"}, Goal(verify="quick")),
+        ({"verify": {"throughput": None}}, Goal()),  # a model's key in the wrong place, which spec.py tells
     ],
 )
 def test_goal(asked: dict[str, Any], goal: Goal) -> None:
@@ -198,8 +202,8 @@ def test_goal(asked: dict[str, Any], goal: Goal) -> None:
 
 def test_faults_of_a_goal_come_together() -> None:
     with pytest.raises(ConfigError) as caught:
-        goal_of({"rollback": True, "profile": "x", "force": "perhaps"})
-    assert len(caught.value.faults) == 2
+        goal_of({"rollback": True, "profile": "x", "force": "perhaps", "verify": "fast"})
+    assert len(caught.value.faults) == 3
 
 
 GPUS = (

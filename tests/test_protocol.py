@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -53,6 +54,24 @@ def test_what_is_encoded_decodes_to_the_same(value: object) -> None:
     text = encode(value)
     assert "\n" not in text
     assert decode(type(value), text) == value
+
+
+def test_how_a_verification_is_asked_for() -> None:
+    run = Throughput(64, 1024, 256, 256, 180.0, lower=(1, 8), floors={"8": 90.0})
+    verify = Verify((Answer("2+2", "4"),), run)
+    assert verify.asked("") == verify
+    short = verify.asked("quick").throughput
+    assert short == Throughput(64, 1024, 256, 128, 180.0, repetitions=1, regression=None)
+    whole = verify.asked("full").throughput
+    assert whole == dataclasses.replace(run, repetitions=5, baseline="fresh")
+    assert Verify().asked("quick") == Verify()
+
+
+def test_each_rung_of_a_ladder_has_as_many_requests_as_its_share() -> None:
+    run = Throughput(64, 1024, 256, 250, lower=(1, 8, 60))
+    assert run.ladder == (1, 8, 60, 64)
+    assert [run.requests_at(rung) for rung in run.ladder] == [4, 32, 235, 250]
+    assert Throughput(8, 1, 1, 2).requests_at(8) == 8, "each slot is used"
 
 
 def test_an_older_reader_ignores_newer_keys() -> None:

@@ -33,6 +33,7 @@ def command() -> tuple[click.Command, list[dict[str, Any]]]:
         (["--profile", "trtllm"], ('profile="trtllm"',)),
         (["--profile", "8"], ('profile="8"',)),
         (["--rollback"], ("rollback=true",)),
+        (["--verify", "quick"], ('verify="quick"',)),
         (["--force", "--adopt"], ("force=true", "adopt=true")),
         (["--reason", 'a "b" = {c}'], ('reason="a \\"b\\" = {c}"',)),
         (["--data", "profile=a", "--profile", "b"], ("profile=a", 'profile="b"')),

@@ -42,6 +42,29 @@ def test_later_layers_win(library: Library) -> None:
     assert (spec.gpus, spec.gpu_count, spec.schedulers) == ((), 2, 2)
 
 
+def test_a_ladder_and_its_floors(library: Library) -> None:
+    def run(**change: Any) -> Throughput | None:
+        return server_spec(library, "main", "big", "fast", {"verify": {"throughput": change}}).verify.throughput
+
+    floors = {8: 40, 1: 5}
+    assert run(concurrency=[8, 1, 4], floor=floors) == Throughput(8, 32, 16, 20, 40, lower=(1, 4), floors={"1": 5})
+    assert run(concurrency=[1, 8]) == Throughput(8, 32, 16, 20, 20.5, lower=(1,)), "one number is the highest's"
+    assert run(floor=None, regression=None) == Throughput(4, 32, 16, 20, regression=None)
+    with pytest.raises(ConfigError) as error:
+        run(concurrency=[1, 8], floor={4: 9})
+    assert str(error.value) == (
+        "host data: verify/throughput/floor: is for 4 requests at once, which `concurrency` does not have; "
+        "change one of them"
+    )
+
+
+def test_how_to_verify_may_stand_beside_a_host_and_what_may_not(library: Library) -> None:
+    data = {"model": "big", "profile": "fast"}
+    assert host_specs(library, {**data, "verify": "quick"})
+    with pytest.raises(ConfigError, match="verify: belongs to an instance"):
+        host_specs(library, {**data, "verify": {"throughput": None}})
+
+
 def test_an_override_for_a_model_wins_over_its_profile(library: Library) -> None:
     spec = server_spec(library, "main", "big", "quick")
     assert "allowed-media-domains" not in spec.flags

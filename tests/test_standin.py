@@ -14,9 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelswap.agent import server
 from kernelswap.agent.client import Client, Generated, Unanswered, count_requests
-from kernelswap.protocol import Throughput
 
 STANDIN = Path(__file__).parent.parent / "lab" / "standin"
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -112,20 +110,6 @@ def test_a_taken_port_shows_after_the_load_and_as_exit_code_3(start: Start, clie
     start()
     wait_ready(client)
     assert start().wait(10) == 3
-
-
-def test_its_benchmark_measures(start: Start, client: Client, port: int, tmp_path: Path) -> None:
-    start()
-    wait_ready(client)
-    output = tmp_path / "out.jsonl"
-    words = [sys.executable, "-m", "sglang.bench_serving", "--host", "127.0.0.1", "--port", str(port)]
-    words += ["--num-prompts", "6", "--max-concurrency", "2", "--random-output-len", "8", "--output-file", str(output)]
-    subprocess.run(words, env={**os.environ, "PYTHONPATH": str(STANDIN)}, check=True, timeout=30)
-    found = server.parse_bench(output.read_text().splitlines()[-1])
-    assert found is not None
-    numbers = server.judge(found, Throughput(2, 1, 8, 6, floor=1), "here")
-    assert numbers["completed"] == 6
-    assert numbers["output_tokens"] == 48
 
 
 def test_sigterm_drains_and_new_requests_are_still_answered(start: Start, client: Client) -> None:

@@ -187,6 +187,13 @@ class Client:
                         return answer
         raise Unanswered(f"GET {path}: HTTP {status}")
 
+    def flush(self, timeout: float) -> bool:
+        """Empty the prefix cache, as soon as the server is idle; whether it did."""
+        try:
+            return self._open(f"/flush_cache?timeout={timeout:g}", {}, timeout + 10)[0] == 200
+        except Unanswered:
+            return False
+
     def _answer(self, path: str, body: Optional[Dict[str, Any]], timeout: float) -> str:
         status, text = self._open(path, body, timeout)
         if status != 200:

@@ -49,15 +49,6 @@ for folder in filter(os.path.isdir, sys.path):
 print(hashlib.sha256(repr((sys.version, sorted(seen))).encode()).hexdigest() if spec else "")
 """
 
-# The serving benchmark has moved (2026-07); the old name still works and warns.
-BENCH = """
-import importlib.util, runpy, sys
-moved = importlib.util.find_spec("sglang.benchmark") and importlib.util.find_spec("sglang.benchmark.serving")
-name = "sglang.benchmark.serving" if moved else "sglang.bench_serving"
-sys.argv[0] = name
-runpy.run_module(name, run_name="__main__", alter_sys=True)
-"""
-
 KEPT = 20  # answers of an instance
 
 
@@ -107,6 +98,16 @@ def _as_the_unit(plan: Plan, extra: Mapping[str, str], folder: str) -> Dict[str,
     uid, gid = host.user_ids(plan.user)
     groups = os.getgrouplist(plan.user, gid)
     return {"cwd": folder, "env": {**plan.environment, **extra}, "user": uid, "group": gid, "extra_groups": groups}
+
+
+def version(plan: Plan) -> str:
+    """Of the SGLang that is installed, without importing it; "" where it does not say."""
+    ask = "import importlib.metadata; print(importlib.metadata.version('sglang'))"
+    try:
+        done = run(plan, ["-c", ask], timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 @contextlib.contextmanager

@@ -247,12 +247,13 @@ def digest(path: Path) -> str:
 
 
 def keep_measured(folders: Folders, request: Request) -> None:
-    """Keep what the next release is compared to. A disk that takes nothing more loses it, and nothing else."""
+    """Keep what the next release is compared to; a quick look replaces nothing. A full disk loses it, nothing else."""
     for name in KEPT:
+        kept = folders.measured(request.release) / name
         with contextlib.suppress(OSError):
             text = files.read(folders.evidence(request.swap) / name)
-            if text:
-                files.write(folders.measured(request.release) / name, text)
+            if text and not (request.verify == "quick" and kept.exists()):
+                files.write(kept, text)
 
 
 def known_good(folders: Folders) -> Optional[str]:

@@ -1,19 +1,15 @@
-"""Waits for a started server, and measures it. Nothing here changes the host."""
+"""Waits for a started server. Nothing here changes the host."""
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import secrets
-import subprocess
 import time
-from pathlib import Path
-from typing import Callable, Dict, List, Optional, Sequence
+from typing import Callable, Dict, Optional, Sequence
 
-from kernelswap.agent import causes, client, engine, processes, signatures, units
+from kernelswap.agent import causes, processes, signatures, units
 from kernelswap.agent.client import Client, Unanswered
-from kernelswap.protocol import Cause, Plan, Throughput
+from kernelswap.protocol import Cause, Plan
 
 
 class Failed(Exception):
@@ -111,99 +107,3 @@ def _not_ready(plan: Plan, server: Client, started: float, patience: float) -> s
     except Unanswered as error:
         return f"a token ({error})"
     return "" if answer.tokens else "a token (the answer was empty)"
-
-
-def throughput(plan: Plan, wanted: Throughput, api_key: str, evidence: Path) -> Dict[str, float]:
-    """Run SGLang's own serving benchmark on the host; returns its figures. Raises Failed below the floor.
-
-    Lengths are fixed, the seed is fresh, the first request is a warm-up that does not count. A run in which a request
-    failed says nothing and fails.
-    """
-    where = f"{evidence}/bench.jsonl"
-    try:
-        with engine.scratch(plan) as folder:
-            output = Path(folder) / "out.jsonl"
-            extra = {"TMPDIR": folder, **({"OPENAI_API_KEY": api_key} if api_key else {})}
-            words = bench_words(plan, wanted, output)
-            done = engine.run(plan, words, plan.timeouts.throughput, extra=extra, folder=folder)
-            line = _last_line(output)
-    except subprocess.TimeoutExpired:
-        todo = "raise timeouts.throughput, or lower verify.throughput.requests"
-        raise Failed(
-            Cause(f"no result within {plan.timeouts.throughput:g} s", where, todo, "throughput", "release")
-        ) from None
-    result = parse_bench(line) if line else None
-    if result is None:
-        last = next((text for text in reversed(done.stderr.splitlines()) if text.strip()), f"exit {done.returncode}")
-        last = last.replace(api_key, "[redacted]") if api_key else last
-        raise Failed(
-            Cause(f"the benchmark gave no result: {last[:200]}", where, "run it by hand", "throughput", "release")
-        )
-    # What SGLang adds of the server's own settings holds its API keys: only numbers are kept.
-    with (evidence / "bench.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(result) + "\n")
-    return judge(result, wanted, where)
-
-
-def bench_words(plan: Plan, wanted: Throughput, output: Path) -> List[str]:
-    options = {
-        "--backend": "sglang",
-        "--host": client.probe_address(plan),
-        "--port": plan.port,
-        "--model": plan.model_path,
-        "--served-model-name": plan.served_name,
-        "--dataset-name": "random-ids",
-        "--random-input-len": wanted.input_tokens,
-        "--random-output-len": wanted.output_tokens,
-        "--random-range-ratio": "1.0",
-        "--num-prompts": wanted.requests,
-        "--max-concurrency": wanted.concurrency,
-        "--seed": secrets.randbelow(2**31),
-        "--output-file": output,
-    }
-    words = [str(word) for pair in options.items() for word in pair]
-    return ["-W", "ignore", "-c", engine.BENCH, *words, "--disable-tqdm"]
-
-
-def parse_bench(line: str) -> Optional[Dict[str, float]]:
-    """The numbers of one result line of the benchmark; None if it is none."""
-    try:
-        values = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(values, dict) or "output_throughput" not in values:
-        return None
-    return {key: value for key, value in values.items() if isinstance(value, (int, float)) and math.isfinite(value)}
-
-
-def judge(result: Dict[str, float], wanted: Throughput, where: str) -> Dict[str, float]:
-    """The figures for the report. Raises Failed if requests failed or the rate is below the floor."""
-    completed = int(result.get("completed", 0))
-    rate = result["output_throughput"]
-    numbers = {
-        "output_tok_s": round(rate, 2),
-        "completed": float(completed),
-        "failed": float(wanted.requests - completed),
-        "concurrency": float(wanted.concurrency),
-        "output_tokens": result.get("total_output_tokens", math.nan),
-        "median_ttft_ms": round(result.get("median_ttft_ms", math.nan), 2),
-        "median_itl_ms": round(result.get("median_itl_ms", math.nan), 3),
-    }
-    numbers = {key: value for key, value in numbers.items() if math.isfinite(value)}
-    if completed < wanted.requests:
-        what = f"{wanted.requests - completed} of {wanted.requests} benchmark requests failed"
-        raise Failed(Cause(what, where, "read the server's log", "throughput", "release"))
-    if wanted.floor is not None and rate < wanted.floor:
-        what = f"{rate:.1f} output tok/s at {wanted.concurrency} concurrent requests, the floor is {wanted.floor:g}"
-        raise Failed(
-            Cause(what, where, "try another backend, or lower verify.throughput.floor", "throughput", "release")
-        )
-    return numbers
-
-
-def _last_line(path: Path) -> str:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return ""
-    return lines[-1] if lines else ""

@@ -1,7 +1,7 @@
 """The swap: its steps in order, the way back from each, and the end of a story that died in the middle.
 
-    preflight, drain | stop, clean, activate, start, ready, smoke, drift, accuracy, throughput, soak, open, commit
-    nothing touched  | any failure: stop, clean, start the known-good, ready, smoke, open
+    preflight, drain, baseline | stop, clean, activate, start, ready, smoke, drift, accuracy, throughput, soak,
+    nothing touched            | open, commit; any failure: stop, clean, start the known-good, ready, smoke, open
 
 Before each step the journal says which; so whoever opens it after a crash knows what may have been done. The commit
 point is the rename of the unit into /etc: before it every road leads back, after it forward.
@@ -41,8 +41,8 @@ from kernelswap.agent.occupants import Occupants
 from kernelswap.agent.redaction import redact
 from kernelswap.agent.served import differences, resolved_of
 from kernelswap.agent.server import Failed
-from kernelswap.agent.verify import accuracy, drift, smoke, soak
-from kernelswap.measured import SMOKE_FILE
+from kernelswap.agent.verify import accuracy, budget, drift, smoke, soak, throughput
+from kernelswap.measured import SMOKE_FILE, ThroughputResult
 from kernelswap.protocol import Cause, Plan, Report, Request, Resolved, StepResult, Throughput, decode, encode
 
 # What a host does to a step; a fault of ours ends the agent.
@@ -97,6 +97,9 @@ class Transaction:
         self.started = 0.0  # when a server was started, seconds since the boot
         self.shut = True  # whether what runs may be shut off from other hosts
         self.stopped: Optional[float] = None  # when all that served had been stopped, seconds of the boot
+        self.lacking = False  # whether the known-good must be measured before it stops
+        self.key = ""  # by which results of the benchmark are compared
+        self.known: Optional[ThroughputResult] = None  # what the known-good does, where that can be compared
         self.plan: Plan  # of the candidate; read by the preflight
         self.found: Occupants  # what is to be stopped; nothing that comes later is
 
@@ -109,6 +112,9 @@ class Transaction:
         try:
             self._step("preflight", self._preflight)
             self._step("drain", self._drain)
+            wanted = self.plan.verify.throughput
+            if wanted and self.lacking:
+                self._step("baseline", lambda: self._baseline(wanted))
             for name, step in self._forward_steps():
                 self._step(name, step)
         except Unfinished as half:
@@ -147,7 +153,8 @@ class Transaction:
         release = self.request.release
         where = str(self.folders.release(release))
         try:
-            self.plan = host.read_plan(self.folders, release)
+            plan = host.read_plan(self.folders, release)
+            self.plan = dataclasses.replace(plan, verify=plan.verify.asked(self.request.verify))
         except (OSError, ValueError) as error:
             raise Failed(
                 Cause(f"release {release} is not staged here: {error}", where, "run the deploy again")
@@ -166,6 +173,8 @@ class Transaction:
         # What is staged was perhaps never synced, and the way back from here on may lead over a reboot.
         files.sync_tree(self.folders.release(release), top=self.folders.config.parent.parent)
         files.reserve(self.folders.reserve, host.RESERVE)
+        self.lacking = self._lacks_baseline()
+        self._tell_budget()
         overrides = units.status(self.plan.unit).overrides
         changed = f"; the unit is changed by {', '.join(overrides)}" if overrides else ""
         return Seen(f"{len(found.all)} server(s) to replace{changed}{_others(found)}")
@@ -199,11 +208,58 @@ class Transaction:
         except gpus.GpuError as error:
             raise Failed(Cause(str(error), "nvidia-smi", "repair the driver, or reboot the host", "nvml")) from None
 
+    def _lacks_baseline(self) -> bool:
+        """Whether the known-good must be measured before it stops, so that the candidate can be compared to it."""
+        wanted, previous = self.plan.verify.throughput, self.journal.previous
+        if wanted is None:
+            return False
+        self.key = throughput.key(self.plan, wanted)
+        if previous is None or wanted.regression is None:
+            return False
+        if wanted.baseline == "stored":
+            self.known = throughput.stored(self.folders, previous, self.key)
+        with contextlib.suppress(OSError, ValueError, units.UnitError):
+            same_model = host.read_plan(self.folders, previous).model == self.plan.model
+            return self.known is None and same_model and units.status(self.plan.unit).active == "active"
+        return False
+
+    def _tell_budget(self) -> None:
+        names = ["baseline"] * self.lacking + [name for name, _ in self._forward_steps() if name in budget.STEPS]
+        before = budget.last(host.history(self.folders), self.request.verify)
+        known = self.known or throughput.stored(self.folders, self.journal.previous, self.key)
+        self._say("preflight", "note", budget.text(names, self.plan.verify.throughput, known, before))
+
     def _drain(self) -> Seen:
         """Give the old server's requests time to end. What is still running then ends with its own clean stop."""
         seen = self._wait_for_requests()
+        if not self.lacking:
+            self._note_found()
+        return Seen(seen)
+
+    def _baseline(self, wanted: Throughput) -> Seen:
+        """Measure the known-good as the candidate will be, shut off from others. Trouble with that is told, and no
+        reason for anything else."""
+        try:
+            old = host.read_plan(self.folders, str(self.journal.previous))
+            units.quarantine(old.unit, network.own_addresses())
+            if left := self._still_running(old):
+                raise throughput.Unmeasured(f"{left} request(s) of others are still running")
+            target = throughput.Target(old, self._secrets(old.release))
+            tell = self._tell("baseline")
+            self.known = throughput.baseline(self.plan, wanted, target, self.key, self.evidence, tell)
+            throughput.keep(self.folders, self.known)
+            seen = throughput.text_of(self.known)
+        except (Failed, throughput.Unmeasured, ValueError, *HOST_FAULTS) as error:
+            seen = f"not measured, so the candidate is not compared to it: {error}"
         self._note_found()
         return Seen(seen)
+
+    def _still_running(self, old: Plan) -> int:
+        """How many requests a server that nobody reaches any more has left after its time to drain."""
+        client, until = self._client(old), time.monotonic() + self.plan.timeouts.drain
+        while (count := client.running_requests()) and time.monotonic() < until:
+            time.sleep(0.25)
+        return count or 0
 
     def _wait_for_requests(self) -> str:
         if self.journal.previous is None:
@@ -337,12 +393,11 @@ class Transaction:
         return time.time() - (host.uptime() - self.started)
 
     def _throughput(self, wanted: Throughput) -> Seen:
-        key = self._secrets(self.request.release).get("api-key", "")
+        keys, tell = self._secrets(self.request.release), self._tell("throughput")
         with self._dead_server_speaks():
-            numbers = server.throughput(self.plan, wanted, key, self.evidence)
+            verdict = throughput.check(self.plan, wanted, keys, self.known, self.key, self.evidence, tell)
         self._still_alive()
-        limit = f", floor {wanted.floor:g}" if wanted.floor is not None else ""
-        return Seen(f"{numbers['output_tok_s']:.1f} output tok/s at {numbers['concurrency']:.0f}{limit}", numbers)
+        return Seen(throughput.text(verdict), throughput.numbers(verdict))
 
     @contextlib.contextmanager
     def _dead_server_speaks(self) -> Iterator[None]:
@@ -411,6 +466,9 @@ class Transaction:
 
     def _refuse(self, cause: Cause) -> Report:
         """Nothing was touched: what served, if anything did, goes on serving."""
+        if self.journal.step == "baseline":
+            units.lift_quarantine(self.folders.unit)
+            units.drop_candidate(self.folders.candidate_unit, self.folders.candidate_settings)
         serves = units.status(self.folders.unit).running  # after a boot it may still be starting
         return self._close("refused", serving=self.journal.previous if serves else None, cause=cause)
 

@@ -25,12 +25,14 @@ class Measured:
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    for name in ("backend", "host", "model", "served-model-name", "dataset-name", "output-file"):
+    for name in ("backend", "host", "model", "tokenizer", "served-model-name", "dataset-name", "output-file"):
         parser.add_argument(f"--{name}", default="")
     for name in ("port", "random-input-len", "random-output-len", "num-prompts", "max-concurrency", "seed"):
         parser.add_argument(f"--{name}", type=int, default=1)
     parser.add_argument("--random-range-ratio", type=float, default=0.0)
-    parser.add_argument("--disable-tqdm", action="store_true")
+    parser.add_argument("--warmup-requests", type=int, default=1)
+    for name in ("--disable-tqdm", "--tokenize-prompt", "--cache-report"):
+        parser.add_argument(name, action="store_true")
     return parser.parse_args()
 
 
@@ -66,11 +68,15 @@ def spread(name: str, values: list[float]) -> dict[str, float]:
     return {f"mean_{name}_ms": mean, f"median_{name}_ms": median, f"std_{name}_ms": std, **cut}
 
 
+def gaps(times: tuple[float, ...]) -> list[float]:
+    return [times[index + 1] - times[index] for index in range(len(times) - 1)]
+
+
 def main() -> None:
     args = options()
     dice = random.Random(args.seed)  # noqa: S311
     prompts = [[dice.randrange(1000) for _ in range(args.random_input_len)] for _ in range(args.num_prompts)]
-    if not measure(args, prompts[0]).tokens:
+    if args.warmup_requests and not measure(args, prompts[0]).tokens:
         raise SystemExit("Warmup failed - Please make sure benchmark arguments are correctly specified")
     start = time.perf_counter()
     with ThreadPoolExecutor(args.max_concurrency) as pool:
@@ -99,7 +105,7 @@ def main() -> None:
         **spread("e2e_latency", [item.end for item in good]),
         **spread("ttft", [item.tokens[0] for item in good]),
         **spread("tpot", [(item.end - item.tokens[0]) / max(1, len(item.tokens) - 1) for item in good]),
-        **spread("itl", [b - a for item in good for a, b in zip(item.tokens, item.tokens[1:], strict=False)]),
+        **spread("itl", [gap for item in good for gap in gaps(item.tokens)]),
     }
     with Path(args.output_file).open("a", encoding="utf-8") as file:
         file.write(json.dumps(result) + "\n")

@@ -143,6 +143,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         state = self.server.state
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+        if self.path.startswith("/flush_cache") and self.authorized():  # there is none
+            self.send(200, "Cache flushed.")
+            return
         answer = {"/generate": self.generate, "/v1/completions": self.complete, "/v1/chat/completions": self.chat}
         if not self.authorized():
             self.send(401, '{"error": "Unauthorized"}')

@@ -71,6 +71,7 @@ FAULTS = (
     Fault("NaN", "nan", "rolled-back", "smoke", ("64 of 64 logprobs are not finite",), BARRED),
     Fault("hangs after a while", "hangs-after", "rolled-back", "soak", ("POST /generate: timed out",), BARRED),
     Fault("too slow", "slow-answer", "rolled-back", "throughput", ("the floor is 1000",), BARRED),
+    Fault("slower than before", "slower", "rolled-back", "throughput", ("slower than triton-", "50% slower"), BARRED),
     Fault(
         "an unknown choice", "unknown-choice", "refused", "preflight", ("invalid choice: 'tritn'",), "invalid choice"
     ),

@@ -43,7 +43,7 @@ class Moment:
 
 
 MOMENTS = (
-    *(Moment(step, step, "refused") for step in ("preflight", "drain")),
+    *(Moment(step, step, "refused") for step in ("preflight", "drain", "baseline")),
     *(
         Moment(step, step, "rolled-back")
         for step in ("stop", "clean", "activate", "start", "ready", "smoke", "drift", "throughput", "open", "commit")
@@ -59,6 +59,7 @@ MOMENTS = (
     Moment("< open: history written, journal open", "open", "rolled-back", True, "os.remove", "journal.json"),
 )
 OTHER = {"triton": Choice("cutlass"), "cutlass": Choice("triton")}
+MEASURED = {"triton": Choice("measured-cutlass"), "cutlass": Choice("measured-triton")}
 DEATH = {"agent": "the agent died during the step ", "power": "the host rebooted during the step "}
 
 
@@ -99,7 +100,12 @@ def stories(fleet: Fleet, hosts: Mapping[str, Host], kind: str) -> dict[str, Sto
     garbage = Choice("garbage", {"TRY": kind})  # a release of its own each time, as a failed one is barred
     moments = {hosts[moment.name].name: moment for moment in MOMENTS}
     before: dict[str, Seen] = fleet.each(hosts.values(), fleet.look)
-    choices = {name: garbage if moments[name].back else OTHER[seen.backend] for name, seen in before.items()}
+
+    def choice(name: str, backend: str) -> Choice:
+        measured = moments[name].step == "baseline"
+        return garbage if moments[name].back else (MEASURED if measured else OTHER)[backend]
+
+    choices = {name: choice(name, seen.backend) for name, seen in before.items()}
     fleet.each(hosts.values(), lambda host: arm(fleet, host, moments[host.name]))
     said = interrupt(fleet, kind, list(hosts.values()), choices)
     after = fleet.each(hosts.values(), fleet.look)

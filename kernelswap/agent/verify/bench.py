@@ -1,0 +1,275 @@
+"""SGLang's own serving benchmark: one process for many runs, since importing it takes longer than a run.
+
+Each run is the benchmark's own command line, executed anew in the same interpreter; so whatever options it has are its
+own, in every version. It runs as the unit's user and in the unit's environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import select
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Dict, Iterator, List, Optional, Sequence, Tuple
+
+from kernelswap.agent import client, engine, files, host
+from kernelswap.agent.client import Client, Unanswered
+from kernelswap.agent.verify import telemetry
+from kernelswap.measured import Run
+from kernelswap.protocol import Plan, Throughput
+
+# The serving benchmark has moved (2026-07); the old name still works and warns. Options that it may not have yet are
+# left out then. A line on stdin is a run, and a line on stdout says why it gave no result.
+SERVE = """
+import importlib.util, json, os, runpy, sys
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+moved = importlib.util.find_spec("sglang.benchmark") and importlib.util.find_spec("sglang.benchmark.serving")
+name = "sglang.benchmark.serving" if moved else "sglang.bench_serving"
+with open(importlib.util.find_spec(name).origin, encoding="utf-8") as file:
+    text = file.read()
+for line in sys.stdin:
+    run = json.loads(line)
+    sys.argv = [name, *run["words"], *(word for words in run["optional"] if words[0] in text for word in words)]
+    error = ""
+    try:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        error = "" if not end.code else str(end.code)
+    except BaseException as fault:
+        error = f"{type(fault).__name__}: {fault}"
+    print(json.dumps(error), file=answers, flush=True)
+"""
+
+TICK = 0.5  # seconds between two looks at the client
+BUSY = 0.9  # share of a core from which on the benchmark's one thread keeps the server waiting
+STARVED = 0.8  # share of the concurrency below which the server has less to do than was asked for
+
+
+class NoResult(Exception):
+    """The benchmark gave none; the text says why. late: its time was over."""
+
+    def __init__(self, why: str, late: bool = False) -> None:
+        super().__init__(why)
+        self.late = late
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A moment of the client's work. share: of one core. running, queued: requests, by the server; None if unknown."""
+
+    seconds: float
+    share: float
+    running: Optional[float] = None
+    queued: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run. values: the benchmark's numbers; started, ended: epoch seconds."""
+
+    values: Dict[str, float]
+    ticks: Tuple[Tick, ...]
+    started: float
+    ended: float
+
+
+@dataclass
+class Benchmark:
+    """The benchmark's process. plan: of the release whose interpreter and environment it uses; served: of the server.
+
+    A run that takes longer than `deadline`, of the monotonic clock, raises NoResult.
+    """
+
+    plan: Plan
+    served: Plan
+    api_key: str
+    deadline: float
+    folder: Path
+    process: subprocess.Popen[bytes]
+    requests: IO[bytes]
+    answers: IO[bytes]
+    server: Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.server = Client(client.base_url(self.served), self.served.served_name, self.api_key)
+
+    def run(self, wanted: Throughput, concurrency: int, requests: int, seed: int) -> Measured:
+        """Raises NoResult."""
+        output = self.folder / "out.jsonl"
+        words = self._words(wanted, concurrency, requests, seed, output)
+        optional = [["--tokenize-prompt"], ["--cache-report"], ["--warmup-requests", "0"]]
+        started = time.time()
+        try:
+            self._send(json.dumps({"words": words, "optional": optional}))
+            ticks, error = self._wait()
+        except BrokenPipeError:
+            ticks, error = (), "it ended"
+        values = parse(_last_line(output))
+        files.remove(output)
+        if error or values is None:
+            raise NoResult(self._redact(self._last_words(error)))
+        ended = time.time()
+        return Measured(values, ticks, max(started, ended - values.get("duration", math.inf)), ended)
+
+    def _words(self, wanted: Throughput, concurrency: int, requests: int, seed: int, output: Path) -> List[str]:
+        options = {
+            "--backend": "sglang",
+            "--host": client.probe_address(self.served),
+            "--port": self.served.port,
+            "--model": self.served.model_path,
+            "--tokenizer": self.served.model_path,
+            "--served-model-name": self.served.served_name,
+            "--dataset-name": "random-ids",
+            "--random-input-len": wanted.input_tokens,
+            "--random-output-len": wanted.output_tokens,
+            "--random-range-ratio": "1.0",
+            "--num-prompts": requests,
+            "--max-concurrency": concurrency,
+            "--seed": seed,
+            "--output-file": output,
+        }
+        return [*(str(word) for pair in options.items() for word in pair), "--disable-tqdm"]
+
+    def _send(self, line: str) -> None:
+        self.requests.write(line.encode() + b"\n")
+        self.requests.flush()
+
+    def _wait(self) -> Tuple[Tuple[Tick, ...], str]:
+        """What the client did until its answer, and the answer."""
+        ticks: List[Tick] = []
+        before, since = _cpu_seconds(self.process.pid), time.monotonic()
+        while not select.select([self.answers], [], [], TICK)[0]:
+            now = time.monotonic()
+            if now > self.deadline:
+                raise NoResult("its time is over", late=True)
+            used = _cpu_seconds(self.process.pid)
+            share = (used - before) / (now - since)
+            ticks.append(Tick(now - since, share, *(self._requests() if share >= BUSY else ())))
+            before, since = used, now
+        line = self.answers.readline()
+        return tuple(ticks), str(json.loads(line)) if line else "it ended"
+
+    def _requests(self) -> Tuple[Optional[float], Optional[float]]:
+        try:
+            seen = telemetry.gauges(self.server.get("/metrics", timeout=2))
+        except Unanswered:
+            return None, None
+        return seen.get("running"), seen.get("queued")
+
+    def _last_words(self, error: str) -> str:
+        lines = [line for line in files.read_lines(self.folder / "log") if line.strip()]
+        told = error if error not in ("", "1") else ""
+        return (told if told not in ("", "it ended") or not lines else lines[-1].strip())[:200] or "it said nothing"
+
+    def _redact(self, text: str) -> str:
+        return text.replace(self.api_key, "[redacted]") if self.api_key else text
+
+
+@contextlib.contextmanager
+def opened(plan: Plan, served: Plan, api_key: str, deadline: float) -> Iterator[Benchmark]:
+    """The benchmark of `plan`'s SGLang for the server of `served`; ended afterwards. Raises OSError."""
+    uid, gid = host.user_ids(plan.user)
+    with engine.scratch(plan) as folder:
+        extra = {"TMPDIR": folder, **({"OPENAI_API_KEY": api_key} if api_key else {})}
+        with (Path(folder) / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [plan.python, "-W", "ignore", "-c", SERVE],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=folder,
+                env={**plan.environment, **extra},
+                user=uid,
+                group=gid,
+                extra_groups=os.getgrouplist(plan.user, gid),
+                start_new_session=True,
+            )
+        try:
+            with process.stdout as answers, contextlib.suppress(BrokenPipeError), process.stdin as requests:  # type: ignore[union-attr]
+                yield Benchmark(plan, served, api_key, deadline, Path(folder), process, requests, answers)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _cpu_seconds(pid: int) -> float:
+    """What the process's first thread, in which the benchmark sends and reads, has had of a core."""
+    try:
+        cells = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(cells[11]) + int(cells[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+def parse(line: str) -> Optional[Dict[str, float]]:
+    """The numbers of one result line of the benchmark; None if it is none.
+
+    What SGLang adds of the server's own settings holds its API keys: only numbers are kept.
+    """
+    try:
+        values = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(values, dict) or "output_throughput" not in values:
+        return None
+    cached = values.pop("cache_report", None)
+    if isinstance(cached, dict):
+        values["cached_tokens"] = cached.get("total_cached_tokens")
+    return {key: value for key, value in values.items() if _is_number(value)}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def run_of(values: Dict[str, float], concurrency: int, requests: int) -> Run:
+    def latency(name: str) -> Dict[str, float]:
+        places = {place: values.get(f"{place}_{name}_ms") for place in ("median", "p90", "p99")}
+        return {place: round(value, 3) for place, value in places.items() if value is not None}
+
+    completed = int(values.get("completed", 0))
+    cached = values.get("cached_tokens")
+    return Run(
+        concurrency=concurrency,
+        completed=completed,
+        failed=requests - completed,
+        duration=round(values.get("duration", 0.0), 3),
+        input_tokens=int(values.get("total_input_tokens", 0)),
+        output_tokens=int(values.get("total_output_tokens", 0)),
+        input_tok_s=round(values.get("input_throughput", 0.0), 2),
+        output_tok_s=round(values["output_throughput"], 2),
+        ttft=latency("ttft"),
+        itl=latency("itl"),
+        e2e=latency("e2e_latency"),
+        cached_tokens=None if cached is None else int(cached),
+    )
+
+
+def client_bound(ticks: Sequence[Tick], concurrency: int, duration: float) -> Optional[bool]:
+    """Whether the benchmark itself was the bottleneck for most of a run: its thread had no rest while the server had
+    fewer requests than were to be there, and none waiting. None where that cannot be known."""
+    busy = [tick for tick in ticks if tick.share >= BUSY]
+    known = [tick for tick in busy if tick.running is not None]
+    starved = [
+        tick for tick in known if 0 < (tick.running or 0) < STARVED * concurrency and not tick.queued
+    ]  # at 0 the run has not begun, or is over
+    if _seconds(starved) > duration / 2:
+        return True
+    return None if _seconds(busy) - _seconds(known) > duration / 2 else False
+
+
+def _seconds(ticks: Sequence[Tick]) -> float:
+    return sum(tick.seconds for tick in ticks)
+
+
+def _last_line(path: Path) -> str:
+    lines = [line for line in files.read_lines(path) if line]
+    return lines[-1] if lines else ""

@@ -1,0 +1,111 @@
+"""Whether a measured server is fast enough: above its floors, and no slower than the known-good beyond what is allowed.
+
+Runs are few and noisy, and one of them may be far off. So two servers differ by the Hodges-Lehmann shift, the median
+over all pairs of runs, which uses nearly all of the data and lets one odd run move it little; and the margin is
+Student's t for the pooled spread of both. Rates are compared by their logarithms, as noise is a share of them.
+
+A look that cannot tell is followed by more runs, and each look may err: so the first must be surer than the last. Fewer
+than 1 of 100 servers that are as fast as the known-good are rejected, and at least 95 of 100 that are 15 % slower are,
+at 3 repetitions, 5 % allowed and a noise of 5 % of each run (tests/agent/verify/test_gates.py).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import Optional, Sequence
+
+from kernelswap.measured import Point, Run, ThroughputResult, ThroughputVerdict
+from kernelswap.protocol import Throughput
+
+SLOWER = (0.98, 0.95, 0.90)  # how sure each look must be that it is too slow
+ENOUGH = 0.90  # how sure that it is fast enough: to be wrong here costs less than a rejection
+LOOKS = len(SLOWER)
+LEAST_NOISE = 0.01  # share of a rate: three runs that happen to agree prove no less
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One concurrency of both. shift, margin: shares of the known-good's rate, + is faster. verdict: pass, fail or ""
+    for unclear."""
+
+    concurrency: int
+    shift: float
+    margin: float
+    verdict: str
+
+
+def judge(
+    wanted: Throughput, candidate: ThroughputResult, known: Optional[ThroughputResult], look: int = LOOKS
+) -> ThroughputVerdict:
+    """The verdict at a look, 1 to LOOKS: inconclusive before the last one asks for more runs."""
+    for point in candidate.points:
+        floor = wanted.floor_at(point.concurrency)
+        if floor is not None and point.median < floor:
+            why = f"{point.median:.1f} output tok/s at {point.concurrency} concurrent requests, the floor is {floor:g}"
+            return ThroughputVerdict("fail", why, candidate, known, floor=floor)
+    floors = wanted.floor is not None or bool(wanted.floors)
+    if known is None or wanted.regression is None:
+        why = "no slower than its floor" if floors else "measured"
+        return ThroughputVerdict("pass" if floors else "recorded", why, candidate, known, floor=wanted.floor)
+    pairs = [(mine, theirs) for mine in candidate.points for theirs in known.points if _same(mine, theirs)]
+    found = [compare(mine, theirs, wanted.regression, look, len(pairs)) for mine, theirs in pairs]
+    if not found:
+        return ThroughputVerdict("recorded", "nothing of the known-good to compare it to", candidate, known)
+    order = {"fail": 0, "": 1, "pass": 2}
+    worst = min(found, key=lambda item: (order[item.verdict], item.shift))
+    side = "slower" if worst.shift < 0 else "faster"
+    why = f"{abs(worst.shift):.1%} {side} than {known.release} at {worst.concurrency} concurrent requests"
+    why += f" (+- {worst.margin:.1%}), {wanted.regression:.0%} slower is allowed"
+    verdict = worst.verdict or "inconclusive"
+    return ThroughputVerdict(verdict, why, candidate, known, worst.shift, worst.margin, wanted.floor)
+
+
+def compare(mine: Point, theirs: Point, allowed: float, look: int = LOOKS, points: int = 1) -> Comparison:
+    """points: how many are compared at this look; each of them may err."""
+    ours, known = _logs(mine), _logs(theirs)
+    shift = statistics.median(a - b for a in ours for b in known)
+    freedom = len(ours) + len(known) - 2
+    if freedom < 2:
+        return Comparison(mine.concurrency, math.exp(shift) - 1, 1.0, "")  # nothing says how noisy they are
+    error = max(LEAST_NOISE, math.sqrt((_squares(ours) + _squares(known)) / freedom))
+    error *= math.sqrt(1 / len(ours) + 1 / len(known))
+    limit = math.log(1 - allowed)
+    surely_slower = quantile(1 - (1 - SLOWER[min(look, LOOKS) - 1]) / points, freedom) * error
+    surely_enough = quantile(ENOUGH, freedom) * error
+    verdict = "fail" if shift + surely_slower < limit else "pass" if shift - surely_enough >= limit else ""
+    margin = surely_slower if shift < limit else surely_enough
+    return Comparison(mine.concurrency, math.exp(shift) - 1, 1 - math.exp(-margin), verdict)
+
+
+def point(concurrency: int, runs: Sequence[Run]) -> Point:
+    """The runs at one concurrency, together."""
+    rates = [run.output_tok_s for run in runs]
+    middle, low, high = statistics.median(rates), min(rates), max(rates)
+    return Point(concurrency, tuple(runs), middle, low, high, (high - low) / middle if middle else 0.0)
+
+
+def _same(mine: Point, theirs: Point) -> bool:
+    return mine.concurrency == theirs.concurrency and bool(mine.runs) and bool(theirs.runs)
+
+
+def _logs(point: Point) -> Sequence[float]:
+    return [math.log(max(run.output_tok_s, 1e-9)) for run in point.runs]
+
+
+def _squares(values: Sequence[float]) -> float:
+    mean = statistics.fmean(values)
+    return sum((value - mean) ** 2 for value in values)
+
+
+def quantile(p: float, freedom: int) -> float:
+    """Of Student's t. Source: Abramowitz and Stegun, 26.7.5; at most 2 % off from 4 degrees of freedom on, for p up to
+    0.995."""
+    z = statistics.NormalDist().inv_cdf(p)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + sum(term / float(freedom) ** power for power, term in enumerate(terms, 1))

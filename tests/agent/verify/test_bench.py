@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from kernelswap.agent.verify import bench
+from kernelswap.agent.verify.bench import Tick
+
+LINE = {
+    "output_throughput": 225.456,
+    "input_throughput": 450.9,
+    "duration": 1.42,
+    "completed": 19,
+    "total_input_tokens": 608,
+    "total_output_tokens": 304,
+    "median_ttft_ms": 12.3456,
+    "p90_ttft_ms": 20.0,
+    "p99_ttft_ms": 30.0,
+    "median_itl_ms": 1.23456,
+    "request_rate": math.inf,
+    "server_info": {"api_key": "s3cret", "launch_command": "--api-key s3cret"},
+    "cache_report": {"total_cached_tokens": 32, "storage_backend": None},
+    "accept_length": None,
+    "backend": "sglang",
+}
+
+
+def test_only_finite_numbers_are_kept() -> None:
+    kept = bench.parse(json.dumps(LINE))
+    assert kept is not None
+    assert "s3cret" not in json.dumps(kept)
+    dropped = {"request_rate", "server_info", "cache_report", "accept_length", "backend"}
+    assert set(kept) == set(LINE) - dropped | {"cached_tokens"}
+    assert kept["cached_tokens"] == 32
+
+
+@pytest.mark.parametrize("line", ["", "{", "[]", '{"completed": 3}', "Traceback"])
+def test_what_is_no_result(line: str) -> None:
+    assert bench.parse(line) is None
+
+
+def test_a_run() -> None:
+    run = bench.run_of(bench.parse(json.dumps(LINE)) or {}, concurrency=4, requests=20)
+    assert (run.completed, run.failed, run.input_tokens, run.output_tokens) == (19, 1, 608, 304)
+    assert (run.input_tok_s, run.output_tok_s, run.cached_tokens) == (450.9, 225.46, 32)
+    assert run.ttft == {"median": 12.346, "p90": 20.0, "p99": 30.0}
+    assert run.itl == {"median": 1.235}
+
+
+def ticks(count: int, share: float, running: float | None = None, queued: float | None = None) -> list[Tick]:
+    return [Tick(0.5, share, running, queued)] * count
+
+
+@pytest.mark.parametrize(
+    ("seen", "bound"),
+    [
+        (ticks(20, 0.3), False),
+        (ticks(20, 1.0, 20, 0), True),  # the server has a third of what was to be there
+        (ticks(20, 1.0, 64, 0), False),  # it has all of it
+        (ticks(20, 1.0, 32, 32), False),  # it takes no more
+        (ticks(20, 1.0), None),
+        (ticks(8, 1.0, 0, 0) + ticks(20, 0.4), False),  # the benchmark is imported
+        (ticks(20, 0.4) + ticks(6, 1.0, 20, 0), False),  # and counts its tokens
+        (ticks(9, 1.0) + ticks(11, 1.0, 20, 0), True),
+        ([], False),
+    ],
+)
+def test_a_client_that_is_the_bottleneck(seen: list[Any], bound: bool | None) -> None:
+    assert bench.client_bound(seen, concurrency=64, duration=10) is bound
