@@ -378,7 +378,7 @@ def _lint(command: Command, source: Source) -> None:
     if name in knowledge.table()["quiet-commands"] or name.startswith("-"):
         return
     whole = " ".join(word.raw or word.text for word in words)
-    shown = whole.split("\n")[0]
+    shown = re.sub(r"(?<= login) .*", " ...", whole.split("\n")[0])  # a password may follow
     known = knowledge.lint(knowledge.killer(whole) or name)
     if name == "sleep" and command.label == "loop":
         return

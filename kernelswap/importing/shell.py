@@ -103,7 +103,7 @@ class Script:
                 if fence or not within:
                     lines[index] = ""
                     continue
-            lines[index] = re.sub(r"^(\s*)\$ (?=\S)", r"\1", line)
+            lines[index] = re.sub(r"^(\s*)\$ (?=\S)|^(\s*)>\s+(?=-)", r"\1\2", line)  # a terminal's prompts
             if re.search(r"[ \t]\^$", line) or (line.count("`") == 1 and re.search(r"[ \t]`$", line)):
                 what = f"ends with `{line[-1]}`, as Windows continues a line"
                 self.source.find(self.first + index, what, "the next line was taken as part of it")
@@ -325,6 +325,9 @@ class Script:
     def _take(self, words: tuple[Word, ...], prefix: dict[str, Word]) -> None:
         name = words[0].text
         if name == "set":
+            if len(words) > 3 and re.fullmatch(r"-\w*x\w*|--export", words[1].text):  # fish
+                self.variables[words[2].text] = words[3:]
+                self.exported.add(words[2].text)
             self.export_all |= any(re.fullmatch(r"-\w*a\w*", word.text) or word.text == "allexport" for word in words)
         elif name == "cd" and len(words) > 1 and not words[1].unknown:
             self.folder = posixpath.join(self.folder or "", words[1].text)
