@@ -438,7 +438,9 @@ class Script:
         position = whole.index(b'"') + 1
 
         def literal(end: int | None) -> Iterator[_Part]:
-            text = re.sub(r'\\([$`"\\]|\n)', lambda m: "" if m[1] == "\n" else m[1], whole[position:end].decode())
+            text = re.sub(
+                r'\\([$`"\\]|\n)', lambda m: "" if m[1] == "\n" else m[1], whole[position:end].decode(errors="replace")
+            )
             # `"${X[@]}"` is as many words as X has, none if it is empty; only `""` itself is an empty word.
             if text or whole == b'""':
                 yield _Part(text)
