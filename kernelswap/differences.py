@@ -200,6 +200,9 @@ def _declared(words: Words | None) -> Any:
 def _word(word: str) -> Any:
     if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", word):
         return _number(word)
+    if match := re.fullmatch(r"(\d+(?:\.\d+)?)(?:([KMGT])i|([kMGT]))", word):  # --context-length 128k
+        step, letter = (1024, match[2]) if match[2] else (1000, match[3].upper())
+        return _number(str(Decimal(match[1]) * step ** ("KMGT".index(letter) + 1)))
     return _parsed(word) if word.lstrip().startswith(("{", "[")) else word
 
 

@@ -98,7 +98,11 @@ def _opinions_of_word(release: Release, flag: Flag, loc: tuple[str | int, ...], 
         yield Opinion(loc, f"`{_cut(word)}` is not {TYPES[flag.type][1]}", f"write {_wanted(flag)}", refused=True)
     elif not _chosen(flag, word):
         what = f"SGLang {release.version} has no choice `{_cut(word)}` here{_elsewhere(flag.name, word)}"
-        todo = _successor(release, flag.name, word) or _nearest(word, [str(choice) for choice in flag.choices])
+        todo = (
+            _successor(release, flag.name, word)
+            or _foreign(flag.name, word)
+            or _nearest(word, [str(choice) for choice in flag.choices])
+        )
         choices = f"it takes {', '.join(map(str, flag.choices))}"
         yield Opinion(loc, what, f"{todo}; {choices}" if todo else choices, refused=True)
     elif row := _renamed(release, flag.name, word):
@@ -204,10 +208,17 @@ def _instead(release: Release, name: str) -> str:
     older = (row["flag"] for row in sglang.renames()["renames"] if row.get("renamed_to", "").split(":")[0] == name)
     if old := next((flag for flag in older if flag in release.spellings), None):
         return f"write `{old}`, as it was called then"
-    if row := next((row for row in sglang.renames()["foreign"] if row["flag"] == name), None):
-        new = row.get("renamed_to")
-        return f"it is vLLM's; write `{new}`" if new else "it is vLLM's; remove it"
-    return _nearest(name, release.spellings) or "remove it, or look for it in `python -m sglang.launch_server --help`"
+    todo = _foreign(name) or _nearest(name, release.spellings)
+    return todo or "remove it, or look for it in `python -m sglang.launch_server --help`"
+
+
+def _foreign(flag: str, value: str | None = None) -> str:
+    """What to write for another engine's flag, or its value of a flag; "" if it is none that is known."""
+    for row in sglang.renames()["foreign"]:
+        if row["flag"] == flag and row.get("value") == value:
+            new = row.get("renamed_to")
+            return f"it is vLLM's; write `{new}`" if new else "it is vLLM's; remove it"
+    return ""
 
 
 def _nearest(word: str, known: Sequence[str] | Mapping[str, str]) -> str:

@@ -87,6 +87,10 @@ def _refuse_others(flags: dict[str, Flag], source: Source) -> None:
             if name in flags:
                 flag = flags.pop(name)
                 source.find(flag.word.line, f"`{_written(flag)}` makes no difference on one host", "it was left out")
+    if "ssl-keyfile-password" in flags:
+        flag = flags.pop("ssl-keyfile-password")
+        what = "`--ssl-keyfile-password` is beyond what Kernelswap supports"
+        source.refuse(flag.word.line, what, spelling.OWNED[flag.name])
     for name in sorted(spelling.REFUSED.keys() - {"base-gpu-id", "gpu-id-step"}):
         if name in flags and _text(flags, name) != "null":
             flag = flags.pop(name)
@@ -153,6 +157,10 @@ def _folder(word: Word, launch: Launch, source: Source) -> str | None:
         return None
     if text.startswith("/"):
         return text
+    if "://" in text:
+        what = f"the model is loaded from {text} at every start, which a swap cannot rely on"
+        source.refuse(word.line, what, "copy it to the host once, and give --path /FOLDER")
+        return None
     local = launch.folder is not None and re.match(r"(models?|weights|checkpoints|ckpts?|data)/", text)
     if not local and _is_hub_name(text):
         folder = f"{MODELS}/{text.partition('/')[2]}"

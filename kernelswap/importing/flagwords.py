@@ -50,7 +50,8 @@ def _settled(words: Sequence[Word], source: Source) -> list[Word]:
                 f"`{word.text}` has typographic dashes or quotes, which no shell knows",
                 "plain ones were taken",
             )
-        settled.append(replace(word, text=text))
+        # `{{ port }}`: what Ansible, Helm or just would fill in.
+        settled.append(replace(word, text=text, unknown=(*word.unknown, *re.findall(r"\{\{[^{}\"]*\}\}", text))))
     return settled
 
 
@@ -67,7 +68,7 @@ def _read(words: Sequence[Word], source: Source, release: Release) -> Iterator[F
         while index < len(words) and not _is_flag(words[index]):
             values.append(words[index])
             index += 1
-        flag, became = _known(name, word, source, release)
+        flag, became = _known(name, word, bool(values), source, release)
         if became is not None:
             values = [replace(word, text=became), *values]
         given, strays = _arity(flag, word, values, bool(equals), source, release)
@@ -88,7 +89,7 @@ def _is_flag(word: Word) -> bool:
     )
 
 
-def _known(written: str, word: Word, source: Source, release: Release) -> tuple[str, str | None]:
+def _known(written: str, word: Word, valued: bool, source: Source, release: Release) -> tuple[str, str | None]:
     """A flag as Kernelswap spells it: with dashes, written out, by the release's name; and the value it became.
 
     What SGLang does not know stays as it is: `kernelswap check` says what to do about it.
@@ -110,7 +111,7 @@ def _known(written: str, word: Word, source: Source, release: Release) -> tuple[
         renamed, _, value = row.get("renamed_to", "").partition(": ")
         if (row.get("flag"), row.get("value")) != (name, None) or renamed not in release.spellings:
             continue
-        if value or _is_bare(renamed) == _is_bare(name):
+        if value or _is_bare(renamed) != valued:
             today = f"--{renamed} {value}".rstrip()
             what = f"--{name} is {today} today (since SGLang {row['since']})"
             source.find(word.line, what, "today's spelling was taken")
@@ -118,7 +119,8 @@ def _known(written: str, word: Word, source: Source, release: Release) -> tuple[
     if meant := release.name(name):
         if not re.fullmatch(r"tp|pp|dp|ep", name):
             source.find(word.line, f"--{name} is short for --{meant}", f"--{meant} was taken")
-        return meant, None
+        today = sglang.canonical(meant)
+        return (today if today in release.spellings else meant), None
     return name, None
 
 
@@ -165,6 +167,11 @@ def _stray(word: Word, source: Source, todo: str) -> None:
     if word.bare:
         what = f"`{word.text}` is not set in this text, so nothing was taken for it"
         source.find(word.line, what, "add by hand the flags that it holds")
+    elif word.unknown and word.text in word.unknown:
+        name = re.sub(r"\W", "", word.text)
+        source.refuse(
+            word.line, f"`{word.text}` cannot be known, nor whether it holds flags", f"give --set {name}=VALUE"
+        )
     elif word.text.strip():
         source.refuse(word.line, f"`{word.text}` belongs to no flag, so SGLang would refuse the line", todo)
 

@@ -41,6 +41,12 @@ def lint(name: str) -> Lint:
     return entry(rows.get(name, rows["other"]))
 
 
+def killer(text: str) -> str | None:
+    """What ends processes by pattern in a command, also within what it hands to a shell or another host."""
+    match = re.search(r"(?<![\w.-])(pkill|killall)(?![\w.-])", text)
+    return match[1] if match else None
+
+
 def wrapper(name: str) -> Lint | None:
     row = table()["wrappers"].get(name)
     return None if row is None else entry(row)

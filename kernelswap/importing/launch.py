@@ -33,7 +33,7 @@ class Launch:
 
 def launches(text: str, source: Source, variables: Mapping[str, str]) -> list[Launch]:
     """Every launch line of a text, whatever kind of text it is."""
-    if re.match(r"(\s*([#;].*)?\n)*\s*\[(Service|Unit|Install)\]", text):
+    if re.match(r"(\s*([#;].*)?\n)*\s*\[(Service|Unit|Install)\]", text) and not re.search(r"(?m)^\[Container\]", text):
         commands, user = unit.commands(text, source, variables)
         found = _among(commands, source, variables)
         for launch in found:
@@ -51,7 +51,7 @@ def launches(text: str, source: Source, variables: Mapping[str, str]) -> list[La
     commands = shell.commands(text, source, variables=variables)
     found = _among(commands, source, variables)
     if not found:
-        _explain_absence(commands, source)
+        _explain_absence(commands, source, text)
     return found
 
 
@@ -67,6 +67,11 @@ _KINDS = (
         "import the `podman run` line: systemctl cat UNIT shows it",
     ),
     (
+        r"^\[program:",
+        "is a configuration of supervisord, which is not read",
+        "import what stands after `command=`, with the variables of `environment=` before it",
+    ),
+    (
         r"^FROM \S+(?s:.*)^(CMD|ENTRYPOINT)\b",
         "is a Dockerfile, which is not read",
         "import the command that starts the container",
@@ -75,6 +80,26 @@ _KINDS = (
         r"^\s*import sglang\b|^from sglang\b",
         "is a Python program, which is not read",
         "import the launch line that it stands for",
+    ),
+)
+
+
+# The same where no launch line was found.
+_PIECES = (
+    (
+        r"""["']-m["']\s*,\s*["']sglang\.launch_server["']""",
+        "has the words of a launch line as a list of a program's or a Dockerfile's, which is not read",
+        "write them as one line of shell",
+    ),
+    (
+        r"^\s*- +[\"']?(-m|sglang\.launch_server|--model(-path)?)\b",
+        "is a piece of YAML, which is not read alone",
+        "import the whole Compose file, or write the words as one line of shell",
+    ),
+    (
+        r"^.*\bdocker([ -])compose\b.* (up|start|restart)\b",
+        "starts what a Compose file says",
+        "import that Compose file",
     ),
 )
 
@@ -153,13 +178,16 @@ def _unwrap(command: Command, source: Source, variables: Mapping[str, str], box:
             launch.environment[match[1]] = replace(words.pop(0), text=match[2])
         elif name in ("bash", "sh", "zsh", "dash", "ash") and (script := _script(words)) is not None:
             return _again(script, launch, source, variables)
-        elif name in ("docker", "podman", "nerdctl") and (at := _index(words, "run")) is not None:
+        elif (
+            name in ("docker", "podman", "nerdctl")
+            and (at := _index(words, "run")) is not None
+            and not (_index(words[:at], "compose"))
+        ):
             launch.container, words = _boxed(words[at:], launch, source)
-        elif name in ("docker", "podman", "kubectl", "nerdctl"):
+        elif name in _CONTAINERS:
             what = f"`{name} {words[1].text}` runs it in a container that the line does not show"
-            source.find(
-                words[0].line, what, "add that container's folders and variables by hand, or import its `docker run`"
-            )
+            todo = "write the host's paths, add its variables by hand, or import its `docker run` or Compose file"
+            source.find(words[0].line, what, todo)
             words = words[2:][_next(words[2:]) :]
         elif name == "sudo":
             words = _sudo(words, launch)
@@ -175,6 +203,12 @@ def _unwrap(command: Command, source: Source, variables: Mapping[str, str], box:
             _say_wrapper(name, words[0], source)
             words = _after_wrapper(words)
     return []
+
+
+_CONTAINERS = (
+    "docker", "podman", "nerdctl", "docker-compose", "podman-compose", "kubectl", "oc", "apptainer", "singularity",
+    "enroot", "lxc",
+)  # fmt: skip
 
 
 def _may_launch(words: Sequence[Word]) -> bool:
@@ -322,7 +356,8 @@ def _index(words: Sequence[Word], text: str) -> int | None:
 def _finish(launch: Launch, words: Sequence[Word], python: Word | None, source: Source) -> Launch:
     launch.words = tuple(words)
     launch.python = None if launch.container else python
-    launch.line = launch.words[0].line if launch.words else launch.line
+    # Words of an array stand where it was written.
+    launch.line = next((word.line for word in words if word.line >= launch.first), launch.line)
     return launch
 
 
@@ -330,7 +365,9 @@ def _lint(command: Command, source: Source) -> None:
     """What the other commands of a script do that does not come along."""
     words = list(command.words)
     while words and (
-        posixpath.basename(words[0].text) in ("sudo", "exec", "nohup", "command", "time") or "=" in words[0].text
+        posixpath.basename(words[0].text) in ("sudo", "exec", "nohup", "command", "time", "xargs")
+        or "=" in words[0].text
+        or (command.words[0].text.endswith(("sudo", "xargs")) and words[0].text.startswith("-"))
     ):
         words.pop(0)
     if not words:
@@ -340,15 +377,20 @@ def _lint(command: Command, source: Source) -> None:
         name = "activate"
     if name in knowledge.table()["quiet-commands"] or name.startswith("-"):
         return
-    shown = " ".join(word.raw or word.text for word in words).split("\n")[0]
-    known = knowledge.lint(name)
+    whole = " ".join(word.raw or word.text for word in words)
+    shown = re.sub(r"(?<= login) .*", " ...", whole.split("\n")[0])  # a password may follow
+    known = knowledge.lint(knowledge.killer(whole) or name)
     if name == "sleep" and command.label == "loop":
         return
     knowledge.say(source, command.line, f"`{shown if len(shown) <= 60 else shown[:57] + '...'}`", known)
 
 
-def _explain_absence(commands: Sequence[Command], source: Source) -> None:
+def _explain_absence(commands: Sequence[Command], source: Source, text: str = "") -> None:
     """Why there is no launch line: the nearest thing to one."""
+    for pattern, what, todo in _PIECES:
+        if match := re.search(pattern, text, re.MULTILINE):
+            source.refusals.clear()  # of one who took it for shell
+            source.refuse(text.count("\n", 0, match.end()) + 1, what, todo)
     if source.refusals:
         return
     engines = knowledge.table()["engines"]

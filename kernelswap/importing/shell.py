@@ -23,13 +23,14 @@ _LITERAL = {"word", "number", "variable_name", "extglob_pattern", "regex", "test
 _LOOPS = {"while_statement", "for_statement", "c_style_for_statement"}
 # `--host <HOST_IP>`, as documentation has it; a shell would read a file.
 _PLACEHOLDER = r"(--[\w-]+[ =]\"?)(<[A-Za-z][^<>]*>)"
-_BRANCHES = {"if_statement", "case_statement"}
+_TESTS = {"test_command", "negated_command"}
 
 
 def commands(text: str, source: Source, line: int = 1, variables: Mapping[str, str] | None = None) -> list[Command]:
     """Every command of a script, in order. line: where the text stands in its file."""
     script = Script(source, line)
     script.variables = {name: (Word(value, line),) for name, value in (variables or {}).items()}
+    script.given = frozenset(variables or ())
     return script.run(text)
 
 
@@ -49,6 +50,7 @@ class Script:
     source: Source
     first: int
     variables: dict[str, tuple[Word, ...]] = field(default_factory=dict)
+    given: frozenset[str] = frozenset()
     exported: set[str] = field(default_factory=set)
     used: set[str] = field(default_factory=set)
     folder: str | None = None
@@ -58,8 +60,10 @@ class Script:
     called: dict[str, Node | None] = field(default_factory=dict)
     conditions: int = 0
     export_all: bool = False
+    zsh: bool = False
 
     def run(self, text: str) -> list[Command]:
+        self.zsh |= re.match(r"#!.*\bzsh\b", text) is not None
         root = _PARSER.parse(self._mended(text).encode()).root_node
         self._errors(root)
         self._walk(root)
@@ -99,7 +103,11 @@ class Script:
                 if fence or not within:
                     lines[index] = ""
                     continue
-            lines[index] = re.sub(r"^(\s*)\$ (?=\S)", r"\1", line)
+            lines[index] = re.sub(r"^(\s*)\$ (?=\S)|^(\s*)>\s+(?=-)", r"\1\2", line)  # a terminal's prompts
+            if re.search(r"[ \t]\^$", line) or (line.count("`") == 1 and re.search(r"[ \t]`$", line)):
+                what = f"ends with `{line[-1]}`, as Windows continues a line"
+                self.source.find(self.first + index, what, "the next line was taken as part of it")
+                lines[index] = lines[index][:-1] + "\\"
             if re.search(r"\\[ \t]+$", line) and not line.lstrip().startswith("#"):
                 what = "has a blank after its last backslash, so the shell ends the command here"
                 self.source.find(self.first + index, what, "remove the blank; the next line was taken as part of it")
@@ -142,19 +150,79 @@ class Script:
         elif kind == "heredoc_redirect":
             self._heredoc(node)
         else:
-            if kind in _LOOPS and (counter := node.child_by_field_name("variable")):
+            counter = node.child_by_field_name("variable") if kind in _LOOPS else None
+            if counter and _text(counter) not in self.given:
                 self.variables.pop(_text(counter), None)
             known = len(self.found)
-            self.conditions += kind in _BRANCHES
-            for child in node.named_children:
-                self._walk(child)
-            self.conditions -= kind in _BRANCHES
+            if kind == "if_statement":
+                self._branch(node)
+            elif kind == "list":
+                self._list(node)
+            else:
+                self.conditions += kind == "case_statement"
+                for child in node.named_children:
+                    self._walk(child)
+                self.conditions -= kind == "case_statement"
             if redirects := self._redirects(node):
                 self.found[known:] = [
                     replace(each, redirects=each.redirects + redirects) for each in self.found[known:]
                 ]
             if kind in _LOOPS:
                 self.found[known:] = [replace(each, label="loop") for each in self.found[known:]]
+
+    def _branch(self, node: Node) -> None:
+        """The parts of an `if` that may run: one branch where the text tells which."""
+        clauses = [node, *(child for child in node.children if child.type in ("elif_clause", "else_clause"))]
+        before = self.conditions
+        for clause in clauses:
+            named = [child for child in clause.named_children if child not in clauses]
+            then = next((child.start_byte for child in clause.children if child.type == "then"), clause.start_byte)
+            tests = [child for child in named if child.start_byte < then]
+            holds = True if clause.type == "else_clause" else self._holds(tests[0]) if len(tests) == 1 else None
+            for test in tests:
+                self._walk(test)
+            self.conditions += holds is None
+            for child in named[len(tests) :] if holds is not False else ():
+                self._walk(child)
+            if holds:
+                break
+        self.conditions = before
+
+    def _list(self, node: Node) -> None:
+        """`A && B`, `A || B`: where A is a test, B may not run."""
+        first, last = node.named_children[0], node.named_children[-1]
+        self._walk(first)
+        holds = self._holds(first)
+        if holds is None or holds is any(child.type == "&&" for child in node.children):
+            tested = holds is None and first.type in _TESTS
+            self.conditions += tested
+            self._walk(last)
+            self.conditions -= tested
+
+    def _holds(self, node: Node) -> bool | None:
+        """Whether a test of texts holds: `-n`, `-z`, `=`, `!=`, `!`, `&&`, `||`; None if that cannot be known."""
+        parts = [child for child in node.named_children if child.type != "test_operator"]
+        operator = "".join(_text(child) for child in node.children if child not in parts)
+        if node.type == "test_command" and len(parts) == 1:
+            return self._holds(parts[0])
+        if node.type == "negated_command" or (node.type == "unary_expression" and operator == "!"):
+            holds = self._holds(parts[0])
+            return None if holds is None else not holds
+        if operator in ("&&", "||") and len(parts) == 2:
+            both = [self._holds(part) for part in parts]
+            decisive = operator == "||"
+            return decisive if decisive in both else None if None in both else not decisive
+        if node.type not in ("unary_expression", "binary_expression"):
+            return None
+        used = set(self.used)
+        words = [self._one(part) for part in parts]
+        self.used = used
+        texts = [word.text for word in words]
+        if any(word.unknown for word in words) or re.search(r"[*?\[(]", "".join(texts[1:])):
+            return None
+        if operator in ("-n", "-z"):
+            return bool(texts[0]) is (operator == "-n")
+        return (texts[0] == texts[1]) is (operator != "!=") if operator in ("=", "==", "!=") else None
 
     def _redirects(self, node: Node) -> tuple[Word, ...]:
         """Where a command's output goes, if it is a file."""
@@ -187,6 +255,8 @@ class Script:
         name_node, value = node.child_by_field_name("name"), node.child_by_field_name("value")
         assert name_node is not None  # noqa: S101 - the grammar's own word
         name = _text(name_node)
+        if self.conditions and name in self.given:
+            return
         if value is not None and value.type == "array":
             words = tuple(
                 word for child in value.named_children if child.type != "comment" for word in self.expand(child)
@@ -255,6 +325,9 @@ class Script:
     def _take(self, words: tuple[Word, ...], prefix: dict[str, Word]) -> None:
         name = words[0].text
         if name == "set":
+            if len(words) > 3 and re.fullmatch(r"-\w*x\w*|--export", words[1].text):  # fish
+                self.variables[words[2].text] = words[3:]
+                self.exported.add(words[2].text)
             self.export_all |= any(re.fullmatch(r"-\w*a\w*", word.text) or word.text == "allexport" for word in words)
         elif name == "cd" and len(words) > 1 and not words[1].unknown:
             self.folder = posixpath.join(self.folder or "", words[1].text)
@@ -262,6 +335,10 @@ class Script:
             self.functions.setdefault(name, self.called.get(name))
             self._call(name, words[1:])
             return
+        elif name == "read":
+            for word in words[1:]:
+                if word.text not in self.given:
+                    self.variables.pop(word.text, None)
         elif name == "eval":
             self.run_again(" ".join(word.text for word in words[1:]), words[0].line)
             return
@@ -359,33 +436,34 @@ class Script:
         """Between the quotes, whatever is no expansion is literal."""
         whole = node.text or b""
         position = whole.index(b'"') + 1
-        literal: list[bytes] = []
 
-        def flush() -> _Part:
-            text = re.sub(r'\\([$`"\\]|\n)', lambda m: "" if m[1] == "\n" else m[1], b"".join(literal).decode())
-            literal.clear()
-            return _Part(text)
+        def literal(end: int | None) -> Iterator[_Part]:
+            text = re.sub(
+                r'\\([$`"\\]|\n)', lambda m: "" if m[1] == "\n" else m[1], whole[position:end].decode(errors="replace")
+            )
+            # `"${X[@]}"` is as many words as X has, none if it is empty; only `""` itself is an empty word.
+            if text or whole == b'""':
+                yield _Part(text)
 
         for child in node.named_children:
             if child.type == "string_content":
                 continue
-            literal.append(whole[position : child.start_byte - node.start_byte])
-            yield flush()
+            yield from literal(child.start_byte - node.start_byte)
             yield from self._parts(child, quoted=True)
             position = child.end_byte - node.start_byte
-        literal.append(whole[position:-1])
-        yield flush()
+        yield from literal(-1)
 
     def _variable(self, name: str, written: str, quoted: bool) -> Iterator[_Part]:
         self.used.add(name)
         words = self.variables.get(name)
         if words is None:
             yield _Part(written, quoted and name not in "@*", written)
-        elif name in "@*":
+        elif name in "@*" or (self.zsh and not quoted and len(words) > 1):
             yield _Part(words=words)
         else:
             word = words[0] if words else Word("", 0)
-            yield _Part(word.text, quoted, " ".join(word.unknown))
+            # zsh does not split what a variable holds.
+            yield _Part(word.text, quoted or (self.zsh and bool(word.text)), " ".join(word.unknown))
 
     def _expansion(self, node: Node, quoted: bool) -> Iterator[_Part]:
         written = _text(node)
@@ -407,6 +485,8 @@ class Script:
             value = [child for child in node.named_children if child.type not in ("variable_name", "subscript")]
             what = f"`{name}` may be set outside of this text; its default was taken"
             self.source.find(self.line(node), what, f"give --set {name}=VALUE if it is another")
+            if quoted and not value:
+                yield _Part()
             for child in value:
                 yield from self._parts(child, quoted)
         elif operator.lstrip(":") == "?":

@@ -77,7 +77,7 @@ def commands(text: str, source: Source, variables: Mapping[str, str]) -> tuple[l
 
 def _known(item: Setting) -> knowledge.Lint:
     """What is known of a setting; of the command that it runs, if there is more to say of that."""
-    program = PurePath(item.value.lstrip("-@:+!").split(" ")[0]).name
+    program = knowledge.killer(item.value) or PurePath(item.value.lstrip("-@:+!").split(" ")[0]).name
     if item.key.startswith("Exec") and program in knowledge.table()["lint"] and program not in ("docker", "podman"):
         return knowledge.lint(program)
     return knowledge.setting("unit", item.key)
@@ -114,7 +114,11 @@ def _environment(
     for word in _words(item, specifiers, source):
         name, equals, value = word.text.partition("=")
         if equals:
-            found[name] = replace(word, text=value)
+            unknown = tuple(re.findall(r"\$\w+|\$\{\w+\}", value))
+            if unknown:
+                what = f"systemd does not replace `{unknown[0]}` in Environment={name}=..."
+                source.find(word.line, what, "write the value out")
+            found[name] = replace(word, text=value, unknown=unknown)
         else:
             source.find(
                 word.line,
@@ -141,9 +145,9 @@ def _specifiers(name: str, user: Word | None) -> dict[str, str]:
     else:
         known["u"] = user.text
     if (path := PurePath(name)).suffix == ".service":
-        prefix, at, instance = path.stem.partition("@")
+        prefix, _, instance = path.stem.partition("@")
         known |= {"n": path.name, "N": path.stem, "p": prefix}
-        if not at or instance:
+        if instance:
             known |= {"i": instance, "I": instance}
     return known
 
@@ -173,12 +177,14 @@ def _lint(unit: Mapping[str, Setting], source: Source) -> None:
         # Five starts in ten seconds are the default limit; a start that takes longer never meets it.
         say("Restart", "restart")
     kind = unit["Type"].value if "Type" in unit else "simple"
-    if kind in ("notify", "notify-reload"):
-        say("Type", "notify")
+    if row := {"notify": "notify", "notify-reload": "notify", "oneshot": "oneshot", "forking": "forking"}.get(kind):
+        say("Type", row)
     limit_key = next((key for key in ("TimeoutStartSec", "TimeoutSec") if key in unit), None)
     if limit_key:
         if 0 < _seconds(unit[limit_key].value) < _LONG_START:
             say(limit_key, "start-timeout")
+    elif kind == "oneshot":
+        pass  # its start has no limit
     elif key := next((key for key in ("ExecStartPre", "ExecStartPost") if key in unit), None):
         knowledge.say(
             source, unit[key].line, f"`{key}=` without `TimeoutStartSec=`", knowledge.entry(rows["default-timeout"])

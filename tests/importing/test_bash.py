@@ -18,7 +18,7 @@ TODAY = {
 # Each starts its server by a name on PATH and does nothing else that matters.
 SCRIPTS = [
     "l1.txt", "l2.txt", "l6.txt", "l9.txt", "l16.txt", "l17.txt", "plain.sh", "arrays.sh", "json-escaped.sh",
-    "one-node.sh", "secrets.sh", "loops.sh",
+    "one-node.sh", "secrets.sh", "loops.sh", "conditions.sh", "empty-array.sh",
 ]  # fmt: skip
 STAND_IN = """#!/bin/bash
 [ "$1" = "-m" ] || [ "$1" = serve ] || [ "$1" = run ] || [ "${0##*/}" = nohup ] || exit 0
@@ -43,7 +43,7 @@ def by_bash(name: str, folder: Path) -> list[str]:
     for program in ("python", "python3", "sglang", "docker", "nohup", "basename"):
         (folder / program).write_text(STAND_IN)
         (folder / program).chmod(0o755)
-    environment = {"PATH": str(folder), "OUT": str(folder / "out"), "MODEL_DIR": "/srv/models/x", "EAGLE": "1"}
+    environment = {"PATH": str(folder), "OUT": str(folder / "out"), "MODEL_DIR": "/srv/models/x"}
     script = f"{(CASES / name).read_text()}\nwait\n"
     subprocess.run(
         ["/bin/bash", "-c", script], env=environment, cwd=folder, check=True, timeout=30, stdout=subprocess.DEVNULL

@@ -1,0 +1,2 @@
+cd /srv/llm
+docker compose -f docker-compose.yml up -d sglang

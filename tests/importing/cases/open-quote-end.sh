@@ -1,0 +1,2 @@
+python -m sglang.launch_server --model-path /srv/models/a --host 0.0.0.0
+echo "启动
