@@ -10,9 +10,11 @@ from typing import Dict, Optional, Tuple
 
 THROUGHPUT_FILE = "throughput.json"
 DRIFT_FILE = "drift.json"
+DRIFT_REFERENCE_FILE = "drift-reference.json"
+ACCURACY_FILE = "accuracy.json"
 GPU_FILE = "gpu.csv"  # see agent/telemetry.py for its columns
 SMOKE_FILE = "smoke.json"
-KEPT = (SMOKE_FILE,)  # of the evidence, with each commit
+KEPT = (SMOKE_FILE, DRIFT_REFERENCE_FILE, ACCURACY_FILE)  # of the evidence, with each commit
 BENCH_FILE = "bench.jsonl"  # the benchmark's own lines, numbers only
 
 
@@ -77,12 +79,65 @@ class ThroughputVerdict:
 
 
 @dataclass(frozen=True)
+class Scored:
+    """The tokens of one prompt and its greedy answer, each with its logprob given all before it, and the top k there.
+
+    given: how many are the prompt's, without its first; 0 where it was not scored. Logprobs are in nats.
+    """
+
+    ids: Tuple[int, ...]
+    logprobs: Tuple[float, ...]
+    top_ids: Tuple[Tuple[int, ...], ...]
+    top_logprobs: Tuple[Tuple[float, ...], ...]
+    given: int
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How far the answers to the same prompts are apart.
+
+    tokens: compared ones, up to and with the first that differs of each answer. equal: share of equal tokens up to the
+    shorter answer. first_divergence: the earliest token of an answer that differs; None if none does. mean_logprob,
+    worst_prompt, worst_logprob: how much a token's logprob differs, in nats: the mean, that of the worst prompt, and
+    the worst of the tokens that the known-good chose. kl: mean over the compared, from the known-good, in nats, with
+    all below the top k taken as one token: at most what it would be over all.
+    """
+
+    tokens: int
+    equal: float
+    first_divergence: Optional[int]
+    mean_logprob: float
+    worst_prompt: float
+    worst_logprob: float
+    kl: float
+
+    @property
+    def numbers(self) -> Dict[str, float]:
+        names = ("equal", "mean_logprob", "worst_prompt", "worst_logprob", "kl")
+        return {name: round(getattr(self, name), 6) for name in names}
+
+
+@dataclass(frozen=True)
+class DriftReference:
+    """What a committed release answered. model: its folder, links followed; files: digest of its configuration, its
+    tokenizer, and the names and sizes of its weights; written: when its weights were, epoch seconds; prompts: digest of
+    what was asked; noise: the same server asked a second time, one prompt after the other."""
+
+    release: str
+    model: str
+    files: str
+    written: float
+    prompts: str
+    samples: Tuple[Scored, ...]
+    noise: Drift
+
+
+@dataclass(frozen=True)
 class DriftVerdict:
     """The candidate's greedy answers against those of the known-good. verdict: pass, fail, or recorded.
 
-    equal: share of equal tokens up to the shorter answer; first_divergence: the earliest token that differs; the
-    logprob differences are of tokens at equal positions before a divergence, in nats; kl: approximate, over the top k,
-    in nats. limits and noise: by the same names.
+    against: the release it was compared to. The figures are Drift's; limits and noise: by the same names. noise is the
+    known-good's own; own_noise: the candidate's.
     """
 
     verdict: str
@@ -94,7 +149,30 @@ class DriftVerdict:
     equal: Optional[float] = None
     first_divergence: Optional[int] = None
     mean_logprob: Optional[float] = None
+    worst_prompt: Optional[float] = None
     worst_logprob: Optional[float] = None
     kl: Optional[float] = None
     limits: Optional[Dict[str, float]] = None
     noise: Optional[Dict[str, float]] = None
+    own_noise: Optional[Dict[str, float]] = None
+
+
+@dataclass(frozen=True)
+class AccuracyVerdict:
+    """Graded questions, `scores` of each run. verdict: pass, fail, or recorded (neither floor nor known-good).
+
+    mean: share of right answers; spread: highest less lowest run. margin: by how much the mean may be below that of
+    the release `against`, whose is `baseline`. key: digest of what was asked; only equal keys are compared.
+    """
+
+    verdict: str
+    why: str
+    release: str
+    key: str
+    scores: Tuple[float, ...]
+    mean: float
+    spread: float
+    floor: Optional[float] = None
+    against: Optional[str] = None
+    baseline: Optional[float] = None
+    margin: Optional[float] = None

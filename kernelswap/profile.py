@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from kernelswap import flags as spelling
 from kernelswap.errors import ConfigError, Fault
-from kernelswap.protocol import Smoke, Timeouts, Verify
+from kernelswap.protocol import Accuracy, DriftLimits, Smoke, Timeouts, Verify
 from kernelswap.yamlfile import Document, Loc, read
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -128,9 +128,32 @@ class SmokeFile(_Strict):
     garbled: Annotated[float, Field(ge=0, le=1)] = Smoke.garbled
 
 
+_Nats = Annotated[float, Field(gt=0, le=100)]
+
+
+class DriftFile(_Strict):
+    noise_multiple: Annotated[float, Field(ge=1, le=1000)] = DriftLimits.noise_multiple
+    equal_tokens: Annotated[float, Field(ge=0, le=1)] = DriftLimits.equal_tokens
+    mean_logprob: _Nats = DriftLimits.mean_logprob
+    worst_prompt: _Nats = DriftLimits.worst_prompt
+    kl: _Nats = DriftLimits.kl
+    prompts: Annotated[str, AfterValidator(_absolute)] | None = None
+    policy: Literal["rollback", "note"] = "rollback"
+
+
+class AccuracyFile(_Strict):
+    file: Annotated[str, AfterValidator(_absolute)]
+    questions: Annotated[int, Field(ge=1, le=100_000)] = Accuracy.questions
+    shots: Annotated[int, Field(ge=0, le=64)] = Accuracy.shots
+    runs: Annotated[int, Field(ge=3, le=100)] = Accuracy.runs
+    floor: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
 class VerifyFile(_Strict):
     answers: list[AnswerFile] = []
     smoke: SmokeFile = SmokeFile()
+    drift: DriftFile | None = DriftFile()
+    accuracy: AccuracyFile | None = None
     throughput: ThroughputFile | None = None
     min_healthy: Annotated[float, Field(ge=0, le=86400)] = Verify.min_healthy
 
@@ -145,6 +168,8 @@ class TimeoutsFile(_Strict):
     clean: _Seconds = Timeouts.clean
     ready: _Seconds = Timeouts.ready
     smoke: _Seconds = Timeouts.smoke
+    drift: _Seconds = Timeouts.drift
+    accuracy: _Seconds = Timeouts.accuracy
     throughput: _Seconds = Timeouts.throughput
     soak: _Seconds = Timeouts.soak
     nvml: _Seconds = Timeouts.nvml
@@ -471,6 +496,8 @@ def _keys(schema: type[BaseModel], loc: Loc) -> list[str]:
         "verify": VerifyFile,
         "timeouts": TimeoutsFile,
         "smoke": SmokeFile,
+        "drift": DriftFile,
+        "accuracy": AccuracyFile,
         "throughput": ThroughputFile,
         "answers": AnswerFile,
         "secrets": SecretFile,

@@ -11,7 +11,7 @@ from kernelswap import flags as spelling
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.flags import FlagValue
 from kernelswap.profile import Layer, Library, Server, VerifyFile, check, nearest
-from kernelswap.protocol import Answer, Gpu, Requires, Smoke, Throughput, Timeouts, Verify
+from kernelswap.protocol import Accuracy, Answer, DriftLimits, Gpu, Requires, Smoke, Throughput, Timeouts, Verify
 from kernelswap.yamlfile import Loc
 
 DEFAULT_INSTANCE = "main"
@@ -295,11 +295,31 @@ def _decide(server: Server, instance: str, model: str, profile: str) -> ServerSp
 
 
 def _verify(verify: VerifyFile) -> Verify:
-    run = verify.throughput
+    run, drift, accuracy = verify.throughput, verify.drift, verify.accuracy
     return Verify(
         answers=tuple(Answer(item.prompt, item.expect, int(item.max_tokens)) for item in verify.answers),
         smoke=Smoke(float(verify.smoke.garbled)),
         min_healthy=float(verify.min_healthy),
+        drift=None
+        if drift is None
+        else DriftLimits(
+            noise_multiple=float(drift.noise_multiple),
+            equal_tokens=float(drift.equal_tokens),
+            mean_logprob=float(drift.mean_logprob),
+            worst_prompt=float(drift.worst_prompt),
+            kl=float(drift.kl),
+            prompts=drift.prompts or "",
+            policy=drift.policy,
+        ),
+        accuracy=None
+        if accuracy is None
+        else Accuracy(
+            file=accuracy.file,
+            questions=int(accuracy.questions),
+            shots=int(accuracy.shots),
+            runs=int(accuracy.runs),
+            floor=None if accuracy.floor is None else float(accuracy.floor),
+        ),
         throughput=None
         if run is None
         else Throughput(

@@ -7,6 +7,7 @@ import http.client
 import json
 import math
 import re
+import secrets
 import time
 import urllib.error
 import urllib.request
@@ -112,6 +113,19 @@ class Client:
         start = time.monotonic()
         answer = self.post("/generate", body, timeout)
         return generated(answer, time.monotonic() - start)
+
+    def score(self, prompt: str, max_tokens: int, top: int, prompt_too: bool, timeout: float) -> Dict[str, Any]:
+        """Greedy tokens with their logprobs and those of the `top` most probable at each place; prompt_too: of the
+        prompt's own as well. Never out of the prefix cache."""
+        body = {
+            "text": prompt,
+            "sampling_params": {"temperature": 0, "max_new_tokens": max_tokens, "ignore_eos": True},
+            "return_logprob": True,
+            "top_logprobs_num": top,
+            "logprob_start_len": 0 if prompt_too else -1,
+            "extra_key": secrets.token_hex(8),  # a part of the cache to itself
+        }
+        return self.post("/generate", body, timeout)
 
     def complete(self, prompt: str, max_tokens: int, timeout: float) -> Reply:
         """Greedy, not ended by the model's own end."""
