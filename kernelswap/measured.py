@@ -6,7 +6,7 @@ Both the controller and the agent import this module. Rates are tokens per secon
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, Optional, Tuple
+from typing import ClassVar, Dict, Optional, Tuple
 
 THROUGHPUT_FILE = "throughput.json"
 DRIFT_FILE = "drift.json"
@@ -103,6 +103,8 @@ class Drift:
     all below the top k taken as one token: at most what it would be over all.
     """
 
+    FIGURES: ClassVar[Tuple[str, ...]] = ("equal", "mean_logprob", "worst_prompt", "worst_logprob", "kl")
+
     tokens: int
     equal: float
     first_divergence: Optional[int]
@@ -113,8 +115,7 @@ class Drift:
 
     @property
     def numbers(self) -> Dict[str, float]:
-        names = ("equal", "mean_logprob", "worst_prompt", "worst_logprob", "kl")
-        return {name: round(getattr(self, name), 6) for name in names}
+        return {name: round(getattr(self, name), 6) for name in self.FIGURES}
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,12 @@ class DriftVerdict:
     limits: Optional[Dict[str, float]] = None
     noise: Optional[Dict[str, float]] = None
     own_noise: Optional[Dict[str, float]] = None
+
+    @property
+    def numbers(self) -> Dict[str, float]:
+        """The figures that there are."""
+        values = ((name, getattr(self, name)) for name in Drift.FIGURES)
+        return {name: round(value, 6) for name, value in values if value is not None}
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,10 @@ import json
 import pytest
 
 from kernelswap.protocol import (
+    Accuracy,
     Answer,
     Cause,
+    DriftLimits,
     Gpu,
     HostState,
     InstanceState,
@@ -29,7 +31,10 @@ PLAN = Plan(
     argv=("-m", "sglang.launch_server", "--json", '{"a": "日本\\n"}', ""), environment={"PATH": "/bin", "E": ""},
     user="sglang", model_path="/m", served_name="glm5", address="::", port=30000, gpus=("GPU-1",), gpu_count=8,
     flags={"tp-size": "8"}, secret_flags=("api-key",),
-    verify=Verify((Answer("2+2", "4"),), Smoke(0.25), Throughput(64, 1024, 1024, 256, 200.0), 1.5),
+    verify=Verify(
+        (Answer("2+2", "4"),), Smoke(0.25), DriftLimits(2.0, 0.75, 0.25, 1.5, 0.125, "/p.json", "note"),
+        Accuracy("/q.jsonl", 50, 2, 4, 0.5), Throughput(64, 1024, 1024, 256, 200.0), 1.5,
+    ),
 )  # fmt: skip
 REPORT = Report(
     REQUEST, "rolled-back", 1.0, 2.5, "a-1", "a-1", Cause("what", "where", "todo", "oom", "release"), "", "/var/x",

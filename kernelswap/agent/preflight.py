@@ -25,6 +25,7 @@ from kernelswap.agent import (
 from kernelswap.agent.host import Folders
 from kernelswap.agent.occupants import Occupants
 from kernelswap.agent.processes import Process
+from kernelswap.agent.verify import accuracy, drift
 from kernelswap.protocol import CONFIG_ROOT, STATE_ROOT, Plan, Request
 
 SYSTEMD_MIN = 247  # the first with reliable --timestamp=unix and credentials
@@ -43,6 +44,8 @@ def faults(folders: Folders, request: Request, plan: Plan, found: Occupants) -> 
         *gpu(plan, found),
         *strays(request, plan, found),
         *stuck(found),
+        *drift.faults(plan),
+        *accuracy.faults(plan),
         *way_back(folders, request),
     ] or engine_faults(plan)
 

@@ -17,11 +17,12 @@ from kernelswap.protocol import Cause, Plan, Throughput
 
 
 class Failed(Exception):
-    """A step failed; carries the cause."""
+    """A step failed; carries the cause, and what was measured."""
 
-    def __init__(self, cause: Cause) -> None:
+    def __init__(self, cause: Cause, numbers: Optional[Dict[str, float]] = None) -> None:
         super().__init__(cause.what)
         self.cause = cause
+        self.numbers = numbers or {}
 
 
 # Ends of a unit, in systemd's words, for which the host is to blame and not the release.

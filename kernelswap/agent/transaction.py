@@ -1,6 +1,6 @@
 """The swap: its steps in order, the way back from each, and the end of a story that died in the middle.
 
-    preflight, drain | stop, clean, activate, start, ready, smoke, throughput, soak, open, commit
+    preflight, drain | stop, clean, activate, start, ready, smoke, drift, accuracy, throughput, soak, open, commit
     nothing touched  | any failure: stop, clean, start the known-good, ready, smoke, open
 
 Before each step the journal says which; so whoever opens it after a crash knows what may have been done. The commit
@@ -40,7 +40,7 @@ from kernelswap.agent.host import Folders, Journal
 from kernelswap.agent.occupants import Occupants
 from kernelswap.agent.redaction import redact
 from kernelswap.agent.server import Failed
-from kernelswap.agent.verify import smoke, soak
+from kernelswap.agent.verify import accuracy, drift, smoke, soak
 from kernelswap.measured import SMOKE_FILE
 from kernelswap.protocol import Cause, Plan, Report, Request, StepResult, Throughput, decode, encode
 
@@ -124,6 +124,10 @@ class Transaction:
     def _forward_steps(self) -> List[Tuple[str, Step]]:
         judge: List[Tuple[str, Step]] = [("ready", self._ready), ("smoke", self._smoke)]
         wanted = self.plan.verify.throughput
+        if self.plan.verify.drift:
+            judge.append(("drift", self._drift))
+        if self.plan.verify.accuracy:
+            judge.append(("accuracy", self._accuracy))
         if wanted:
             judge.append(("throughput", lambda: self._throughput(wanted)))
         if self.plan.verify.min_healthy:
@@ -278,6 +282,21 @@ class Transaction:
             seen, numbers = smoke.check(self.plan, self._client(self.plan), self._since(), known)
         self._keep(SMOKE_FILE, [json.dumps(numbers)])
         return Seen(seen, numbers)
+
+    def _drift(self) -> Seen:
+        with self._dead_server_speaks():
+            seen = drift.check(self.plan, self._client(self.plan), self.folders, self.evidence, self._compared_to())
+        self._still_alive()
+        return Seen(*seen)
+
+    def _accuracy(self) -> Seen:
+        key = self._secrets(self.request.release).get("api-key", "")
+        with self._dead_server_speaks():
+            return Seen(*accuracy.check(self.plan, key, self.folders, self.evidence, self._compared_to()))
+
+    def _compared_to(self) -> Optional[str]:
+        """The release whose answers count as right: on a rollback its own of then, not those that it replaces."""
+        return self.request.release if self.request.action == "rollback" else self.journal.previous
 
     def _soak(self) -> Seen:
         with self._dead_server_speaks():
@@ -516,7 +535,7 @@ class Transaction:
         except Failed as failure:
             seconds = round(time.monotonic() - start, 2)
             what = self._redact(failure.cause.what)
-            self._record(StepResult(shown, seconds, ok=False, detail=what))
+            self._record(StepResult(shown, seconds, ok=False, detail=what, numbers=failure.numbers))
             self._say(shown, "failed", what, seconds)
             raise type(failure)(dataclasses.replace(failure.cause, what=what)) from failure
         seconds = round(time.monotonic() - start, 2)

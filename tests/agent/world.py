@@ -29,7 +29,7 @@ from kernelswap.agent import (
     zero,
 )
 from kernelswap.agent.host import Folders
-from kernelswap.agent.verify import smoke, soak
+from kernelswap.agent.verify import drift, smoke, soak
 from kernelswap.protocol import Cause, Plan, Report, Request, Timeouts, encode, unit_name
 
 UNIT = unit_name("main")
@@ -133,6 +133,7 @@ class World:
             patch.setattr(client.Client, "running_requests", lambda _self: 0)
             patch.setattr(server, "wait_ready", ready)
             patch.setattr(smoke, "check", judge)
+            patch.setattr(drift, "check", judge)
             patch.setattr(soak, "check", judge)
             patch.setattr(zero, "_is_healthy", lambda _port: True)
             yield

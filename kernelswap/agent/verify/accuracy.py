@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import subprocess
 from pathlib import Path
 from statistics import mean
-from typing import List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from kernelswap.agent import client, engine, files, host
 from kernelswap.agent.host import Folders
@@ -32,20 +33,24 @@ print(json.dumps(float(evaluator.run_eval(SimpleNamespace(**options))["accuracy"
 
 
 def check(
-    plan: Plan, wanted: Accuracy, api_key: str, folders: Folders, evidence: Path, against: Optional[str]
-) -> AccuracyVerdict:
-    """Ask all questions `runs` times. Raises Failed if too few are answered right."""
-    where = str(evidence / ACCURACY_FILE)
-    key = hashlib.sha256(
-        f"{host.digest(Path(wanted.file))} {wanted.questions} {wanted.shots} {plan.model_path}".encode()
-    ).hexdigest()
+    plan: Plan, api_key: str, folders: Folders, evidence: Path, against: Optional[str]
+) -> Tuple[str, Dict[str, float]]:
+    """Ask all questions `runs` times. Returns what was seen, and figures. Raises Failed if too few are right."""
+    wanted = plan.verify.accuracy
+    if wanted is None:
+        return "", {}
+    asked = f"{host.digest(Path(wanted.file))} {wanted.questions} {wanted.shots} {plan.model_path}"
     scores = [run(plan, wanted, api_key) for _ in range(wanted.runs)]
+    key = hashlib.sha256(asked.encode()).hexdigest()
     verdict = judge(plan.release, key, scores, wanted, known(folders, against))
-    files.write(evidence / ACCURACY_FILE, encode(verdict))
+    with contextlib.suppress(OSError):  # a full disk loses the evidence, and nothing else
+        files.write(evidence / ACCURACY_FILE, encode(verdict))
+    numbers = {"accuracy": round(verdict.mean, 4), "spread": round(verdict.spread, 4)}
     if verdict.verdict == "fail":
         todo = "choose another backend, or lower verify.accuracy.floor"
-        raise Failed(Cause(verdict.why, where, todo, "accuracy", "release"))
-    return verdict
+        cause = Cause(verdict.why, str(evidence / ACCURACY_FILE), todo, "accuracy", "release")
+        raise Failed(cause, numbers)
+    return verdict.why, numbers
 
 
 def known(folders: Folders, release: Optional[str]) -> Optional[AccuracyVerdict]:

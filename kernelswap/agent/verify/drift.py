@@ -7,6 +7,7 @@ as they agree, and a wide share of them may differ. What a release answered is k
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -37,39 +38,52 @@ class Incomparable(Exception):
     """The text says why."""
 
 
+class Garbled(Exception):
+    """A server's answer that no sound one gives."""
+
+
 def check(
-    plan: Plan, limits: DriftLimits, server: Client, folders: Folders, evidence: Path, against: Optional[str]
-) -> DriftVerdict:
+    plan: Plan, server: Client, folders: Folders, evidence: Path, against: Optional[str]
+) -> Tuple[str, Dict[str, float]]:
     """Ask the server, compare it with what the release `against` answered, and leave both in the evidence.
 
-    Raises Failed if the difference is above its limits, or the server did not answer what the known-good did.
+    Returns what was seen, and the figures. Raises Failed if they are beyond their limits, or if the server did not
+    answer what the known-good did.
     """
+    limits = plan.verify.drift or DriftLimits()
     where = str(evidence / DRIFT_FILE)
     known_good, missing = known(folders, against)
     try:
-        model, digest, written = model_of(plan)
-        scored, long = prompts(limits.prompts)
+        mine = measure(plan, server, limits.prompts)
+    except Unanswered as error:
+        todo = "read the server's log; where the backend gives no such logprobs, set verify.drift: null"
+        if known_good:
+            raise Failed(Cause(str(error), where, todo, "drift", "release")) from None
+        return f"nothing to compare with, and none recorded: {error}", {}
+    except Garbled as error:
+        raise Failed(Cause(str(error), where, "choose another backend", "drift", "release")) from None
     except (OSError, ValueError) as error:
         raise Failed(Cause(f"cannot ask: {error}", where, "make it readable", "drift")) from None
-    ask = partial(answers, server, scored, long, plan.timeouts.drift)
-    try:
-        samples = ask(AT_ONCE)
-        own = compare(samples, ask(1))
-    except (Unanswered, ValueError, Incomparable) as error:
-        if known_good is None and isinstance(error, Unanswered):
-            verdict = DriftVerdict("recorded", f"nothing could be recorded: {error}", plan.release)
-            files.write(evidence / DRIFT_FILE, encode(verdict))
-            return verdict
-        todo = "read the server's log; where the backend gives no such logprobs, set verify.drift: null"
-        raise Failed(Cause(str(error), where, todo, "drift", "release")) from None
-    asked = hashlib.sha256(json.dumps([scored, long, TOKENS]).encode()).hexdigest()
-    mine = DriftReference(plan.release, model, digest, written, asked, samples, own)
     verdict = judge(mine, known_good, missing, limits)
-    files.write(evidence / DRIFT_REFERENCE_FILE, encode(mine))
-    files.write(evidence / DRIFT_FILE, encode(verdict))
+    with contextlib.suppress(OSError):  # a full disk loses the evidence, and nothing else
+        files.write(evidence / DRIFT_FILE, encode(verdict))
+        files.write(evidence / DRIFT_REFERENCE_FILE, encode(mine))
     if known_good and verdict.verdict == "fail" and limits.policy == "rollback":
-        raise Failed(_cause(verdict, mine, known_good, where))
-    return verdict
+        raise Failed(_cause(verdict, mine, known_good, where), verdict.numbers)
+    return verdict.why, verdict.numbers
+
+
+def measure(plan: Plan, server: Client, path: str = "") -> DriftReference:
+    """What a server answers, and how far it is from itself. Raises Unanswered, Garbled, OSError or ValueError."""
+    model, digest, written = model_of(plan)
+    scored, long = prompts(path)
+    asked = hashlib.sha256(json.dumps([scored, long, TOKENS]).encode()).hexdigest()
+    samples, again = (answers(server, scored, long, plan.timeouts.drift, at_once) for at_once in (AT_ONCE, 1))
+    try:
+        noise = compare(samples, again)
+    except Incomparable as error:
+        raise Garbled(f"asked twice, the server answered with {error}") from None
+    return DriftReference(plan.release, model, digest, written, asked, samples, noise)
 
 
 def _cause(verdict: DriftVerdict, mine: DriftReference, known_good: DriftReference, where: str) -> Cause:
@@ -247,14 +261,14 @@ def faults(plan: Plan) -> List[str]:
 def answers(
     server: Client, scored: Sequence[str], long: Sequence[str], timeout: float, at_once: int
 ) -> Tuple[Scored, ...]:
-    """Ask all prompts, always in the same order. Raises Unanswered."""
+    """Ask all prompts, always in the same order. Raises Unanswered or Garbled."""
     asked = [(text, True) for text in scored] + [(text, False) for text in long]
     with ThreadPoolExecutor(at_once) as pool:
         return tuple(pool.map(lambda one: parse(server.score(one[0], TOKENS, TOP, one[1], timeout)), asked))
 
 
 def parse(answer: Dict[str, Any]) -> Scored:
-    """An answer of `/generate`. Raises Unanswered if it has no logprobs, ValueError if one of them is no number.
+    """An answer of `/generate`. Raises Unanswered if it has no logprobs, Garbled if one of them is no number.
 
     The first token of a prompt has none, for nothing is before it.
     """
@@ -273,8 +287,8 @@ def parse(answer: Dict[str, Any]) -> Scored:
             top_logprobs=tuple(tuple(_finite(item[0]) for item in top) for _, top in rows),
             given=len(given),
         )
-    except (TypeError, IndexError) as error:
-        raise ValueError(f"a logprob is no number: {error}") from None
+    except (TypeError, ValueError, IndexError) as error:
+        raise Garbled(f"a logprob is no number: {error}") from None
 
 
 def _rows(meta: Dict[str, Any], tokens: str, top: str) -> List[Tuple[Any, Any]]:
@@ -283,7 +297,7 @@ def _rows(meta: Dict[str, Any], tokens: str, top: str) -> List[Tuple[Any, Any]]:
 
 def _finite(value: Any) -> float:
     if not math.isfinite(value):
-        raise ValueError(f"a logprob is no number: {value}")
+        raise ValueError(str(value))
     return round(float(value), 5)
 
 
