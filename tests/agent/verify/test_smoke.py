@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +14,6 @@ from kernelswap.agent.client import Client, Reply
 from kernelswap.agent.verify import health, smoke, soak
 from kernelswap.protocol import Answer, Plan, Throughput, Timeouts, Verify
 
-STANDIN = Path(__file__).parents[3] / "lab" / "standin"
 PLAN = Plan(
     "main", "b-2", "b", "m", "/p", (), {}, "root", "/m", "m", "127.0.0.1", 30000,
     verify=Verify(answers=(Answer("What is 2+2?", r"\b4\b"),), min_healthy=0.1), timeouts=Timeouts(smoke=30, soak=30),
@@ -28,29 +21,9 @@ PLAN = Plan(
 Start = Callable[[str], Client]
 
 
-@pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    started: list[subprocess.Popen[bytes]] = []
+@pytest.fixture(autouse=True)
+def quiet_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "faults", lambda *_others: [])
-
-    def launch(fault: str) -> Client:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        words = [sys.executable, "-m", "sglang.launch_server", "--model-path", "m", "--port", str(port)]
-        environment = {**os.environ, "PYTHONPATH": str(STANDIN), "STANDIN_FAULT": fault}
-        started.append(subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL))
-        client = Client(f"http://127.0.0.1:{port}", "m")
-        until = time.monotonic() + 20
-        while client.status("/ready") != 200:
-            assert time.monotonic() < until
-            time.sleep(0.02)
-        return client
-
-    yield launch
-    for process in started:
-        process.kill()
-        process.wait()
 
 
 def test_a_sound_server(start: Start) -> None:

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kernelswap.agent.verify import accuracy
+from kernelswap.measured import AccuracyVerdict
+from kernelswap.protocol import Accuracy, Plan, Verify
+
+PLAN = Plan("main", "b-2", "b", "m", "/p", (), {}, "root", "/m", "m", "127.0.0.1", 1)
+LINE = '{"question": "1+1?", "answer": "#### 2"}\n'
+
+
+def judged(
+    scores: tuple[float, ...], floor: float | None = None, known: AccuracyVerdict | None = None
+) -> AccuracyVerdict:
+    return accuracy.judge("b-2", "key", scores, Accuracy("/q", questions=100, floor=floor), known)
+
+
+KNOWN = replace(judged((0.90, 0.90, 0.90)), release="a-1")  # two standard errors of 100 questions: 6 %
+NOISY = replace(judged((0.80, 0.90, 1.00)), release="a-1")
+
+
+@pytest.mark.parametrize(
+    ("scores", "floor", "known", "verdict", "why"),
+    [
+        ((0.9, 0.8, 1.0), None, None, "recorded", "90.0% of 100 answers right, spread 20.0%"),
+        ((0.9, 0.9, 0.9), 0.9, None, "pass", "90.0%"),
+        ((0.8, 0.8, 0.8), 0.81, None, "fail", "80.0% of 100 answers are right, the floor is 81.0%"),
+        ((0.85, 0.85, 0.85), None, KNOWN, "pass", "85.0%"),
+        ((0.83, 0.83, 0.83), None, KNOWN, "fail", "a-1 had 90.0%, and noise explains 6.0%"),
+        ((0.83, 0.83, 0.83), None, NOISY, "pass", "83.0%"),
+        ((0.78, 0.83, 0.88), None, KNOWN, "pass", "83.0%"),
+        ((0.1, 0.1, 0.1), None, replace(KNOWN, key="other"), "recorded", "10.0%"),
+        ((0.97, 0.97, 0.97), None, KNOWN, "pass", "97.0%"),
+    ],
+)
+def test_judged(
+    scores: tuple[float, ...], floor: float | None, known: AccuracyVerdict | None, verdict: str, why: str
+) -> None:
+    found = judged(scores, floor, known)
+    assert (found.verdict, found.scores) == (verdict, scores)
+    assert why in found.why
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (LINE * 3, ""),
+        (LINE * 2, "has 2 questions, verify.accuracy asks 3"),
+        (LINE * 2 + '{"question": "1+1?"}', "no question and answer"),
+        (LINE * 2 + "[1]", "no question and answer"),
+        (LINE + "{", "no JSON lines"),
+        (None, "No such file"),
+    ],
+)
+def test_what_is_seen_before_the_stop(text: str | None, fault: str, tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl"
+    if text is not None:
+        path.write_text(text)
+    found = accuracy.faults(replace(PLAN, verify=Verify(accuracy=Accuracy(str(path), questions=3))))
+    assert len(found) == bool(fault)
+    assert fault in "".join(found)
+    assert accuracy.faults(PLAN) == []
