@@ -12,8 +12,9 @@ from project import Project, release, unused
 from test_real import SGLANG
 
 from kernelswap.agent.client import Client
-from kernelswap.agent.verify import smoke, soak
-from kernelswap.protocol import Answer, Plan, Timeouts, Verify
+from kernelswap.agent.verify import drift, smoke, soak
+from kernelswap.measured import ACCURACY_FILE, DRIFT_FILE, AccuracyVerdict, Drift, DriftVerdict, Scored
+from kernelswap.protocol import Answer, DriftLimits, Plan, Timeouts, Verify, decode
 
 pytestmark = pytest.mark.xdist_group("broken")
 
@@ -122,6 +123,60 @@ def test_a_sound_server_passes_20_times(broken: Broken) -> None:
     assert [soak.run(broken.plan, broken.client).faults for _ in range(20)] == [[]] * 20
 
 
+DAMAGED = ("permuted-expert", "exchanged-experts", "zero-router", "scaled-norm")
+HARMLESS = ("scaled-expert", "swapped-rare-tokens")
+MODELS = "/srv/models"
+
+
+@pytest.fixture(scope="module")
+def models(host: Host) -> str:
+    """The folder on the host with a damaged model for each fault."""
+    host.write("/root/damage_model.py", (ROOT / "lab/damage_model.py").read_text())
+    host.run(f"/opt/sglang/bin/python /root/damage_model.py {MODELS}/tiny /srv/damaged {' '.join(DAMAGED + HARMLESS)}")
+    return "/srv/damaged"
+
+
+def drifted(broken: Broken, model: str, known: tuple[Scored, ...]) -> Drift:
+    """How far the server's answers are from the known ones once it has loaded another model's weights."""
+    body = {"model_path": model, "flush_cache": True}
+    assert broken.client.post("/update_weights_from_disk", body, 60)["success"]
+    return drift.compare(known, asked(broken))
+
+
+def asked(broken: Broken, at_once: int = drift.AT_ONCE) -> tuple[Scored, ...]:
+    return drift.answers(broken.client, *drift.prompts(), 60, at_once)
+
+
+def beyond(found: Drift) -> list[str]:
+    """The figures beyond the limits of a server without noise."""
+    return drift.excess(found, drift.allowance(DriftLimits(), Drift(1, 1.0, None, 0, 0, 0, 0)))
+
+
+def test_drift_finds_a_damaged_model(broken: Broken, models: str) -> None:
+    broken.break_by("none")
+    known = asked(broken)
+    for fault in ("permuted-expert", "zero-router"):
+        found = drifted(broken, f"{models}/{fault}", known)
+        print(fault, found)
+        assert beyond(found) != []
+    again = drifted(broken, f"{MODELS}/tiny", known)
+    assert beyond(again) == []
+    assert again.equal == 1
+
+
+@pytest.mark.exhaustive
+def test_drift_of_the_same_weights_and_of_others(broken: Broken, models: str) -> None:
+    broken.break_by("none")
+    known = asked(broken)
+    for number in range(20):
+        assert beyond(drift.compare(known, asked(broken, at_once=1 + number % 8))) == []
+    for fault in (*DAMAGED, *HARMLESS):
+        found = drifted(broken, f"{models}/{fault}", known)
+        print(fault, found)
+        assert (beyond(found) == []) == (fault in HARMLESS), fault
+    assert drifted(broken, f"{MODELS}/tiny", known).equal == 1
+
+
 @pytest.fixture(scope="module")
 def project(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Project:
     project = Project(tmp_path_factory.mktemp("ops"), [(host, {"model": "tiny"})]).write()
@@ -150,3 +205,34 @@ def test_whole_swaps(project: Project, host: Host) -> None:
         for expected in ("ROLLED BACK", f"step {step}", words, f"{good} serves again, verified"):
             assert expected in output
     assert release(host) == good
+
+
+@pytest.mark.exhaustive
+def test_drift_of_whole_swaps(project: Project, host: Host, models: str) -> None:
+    """Each release against the one before it, with the real engine: other numerics pass, other weights do not."""
+    questions = "".join(f'{{"question": "What is {n}+1?", "answer": "#### {n + 1}"}}\n' for n in range(10))
+    host.write("/srv/questions.jsonl", questions)
+    accuracy = "verify: {accuracy: {file: /srv/questions.jsonl, questions: 8, shots: 2}, min-healthy: 1}"
+    project.profile("float32", f"extends: torch-native\nflags: {{dtype: float32}}\n{accuracy}\n")
+    project.profile("bfloat16", f"extends: torch-native\nflags: {{random-seed: 1}}\n{accuracy}\n")
+    project.profile("shorter", "extends: torch-native\nflags: {context-length: 1900}\n")
+    assert "committed" in swap(project)
+    for profile in ("float32", "bfloat16"):
+        assert "committed" in project.deploy("--profile", profile, "-y").output
+        verdict = decode(DriftVerdict, evidence(host, DRIFT_FILE))
+        print(profile, verdict)
+        assert verdict.verdict == "pass"
+        assert verdict.kl
+    assert decode(AccuracyVerdict, evidence(host, ACCURACY_FILE)).verdict == "pass"
+    good = release(host)
+    host.run(f"cp {models}/permuted-expert/model.safetensors {MODELS}/tiny/")
+    output = project.deploy("--profile", "shorter", "-y").output
+    for expected in ("ROLLED BACK", "step drift", "KL", "written since then", "serves again"):
+        assert expected in output
+    assert decode(DriftVerdict, evidence(host, DRIFT_FILE)).verdict == "fail"
+    assert release(host) == good
+
+
+def evidence(host: Host, name: str) -> str:
+    """Of the newest swap."""
+    return host.output(f"cd /var/lib/kernelswap/main/swaps; cat $(ls | tail -1)/{name}")
