@@ -8,7 +8,7 @@ import pytest
 from kernelswap import flags
 from kernelswap.errors import ConfigError
 from kernelswap.profile import Library, load_library
-from kernelswap.protocol import Answer, Gpu, Throughput, Timeouts
+from kernelswap.protocol import Accuracy, Answer, DriftLimits, Gpu, Throughput, Timeouts
 from kernelswap.spec import Secret, host_specs, needs_pins, pin, server_spec
 
 GOOD = Path(__file__).parent / "profiles" / "good" / "inventory"
@@ -48,6 +48,18 @@ def test_an_override_for_a_model_wins_over_its_profile(library: Library) -> None
     assert spec.environment == {"B": "big"}
     assert spec.verify.answers == ()
     assert spec.verify.throughput is None
+
+
+def test_how_far_answers_may_drift(library: Library) -> None:
+    drift = {"noise-multiple": 2, "equal-tokens": 0.75, "mean-logprob": 0.25, "worst-prompt": 1.5, "kl": 1}
+    accuracy = {"file": "/q.jsonl", "questions": 50, "shots": 2, "runs": 4, "floor": 1}
+    verify = {"drift": {**drift, "prompts": "/p.json", "policy": "note"}, "accuracy": accuracy}
+    spec = server_spec(library, "main", "big", "quick", {"verify": verify})
+    assert spec.verify.drift == DriftLimits(2.0, 0.75, 0.25, 1.5, 1.0, "/p.json", "note")
+    assert spec.verify.accuracy == Accuracy("/q.jsonl", 50, 2, 4, 1.0)
+    spec = server_spec(library, "main", "big", "quick")
+    assert (spec.verify.drift, spec.verify.accuracy) == (DriftLimits(), None)
+    assert server_spec(library, "main", "big", "quick", {"verify": {"drift": None}}).verify.drift is None
 
 
 def test_host_data_wins_over_all(library: Library) -> None:

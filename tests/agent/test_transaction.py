@@ -15,6 +15,7 @@ from world import OLD, Scenario, World, before
 from kernelswap.agent import files, gpus, host, service, transaction, units, zero
 from kernelswap.agent.host import Folders, Journal
 from kernelswap.agent.processes import Process
+from kernelswap.agent.server import Failed
 from kernelswap.agent.transaction import Transaction
 from kernelswap.protocol import Cause, Gpu, Plan, Request, StepResult, encode
 
@@ -182,6 +183,28 @@ def test_the_next_smoke_is_told_what_the_known_good_wrote(tmp_path: Path, monkey
             request = dataclasses.replace(REQUEST, release=release, swap=f"swap-of-{release}")
             assert transaction.perform(world.folders, request).outcome == "committed"
     assert told == [None, 0.25]
+
+
+@pytest.mark.parametrize(("action", "against"), [("converge", "a-1"), ("rollback", "b-2")])
+def test_a_rollback_is_compared_with_what_it_answered_itself(
+    action: str, against: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = before(tmp_path, WORLD)
+    world.stage("b-2")
+    told = []
+
+    def check(
+        _plan: Plan, _client: Any, _folders: Folders, _evidence: Path, known: str
+    ) -> tuple[str, dict[str, float]]:
+        told.append(known)
+        raise Failed(Cause("other answers", "here", "nothing", "drift", "release"), {"kl": 0.5})
+
+    with world.entered(monkeypatch), monkeypatch.context() as patch:
+        patch.setattr(transaction.drift, "check", check)
+        report = transaction.perform(world.folders, dataclasses.replace(REQUEST, action=action))
+    assert told == [against]
+    assert (report.outcome, report.failed_step) == ("rolled-back", "drift")
+    assert next(step for step in report.steps if step.name == "drift").numbers == {"kl": 0.5}
 
 
 def test_a_stray_that_ends_by_itself_is_told_at_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

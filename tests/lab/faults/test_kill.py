@@ -46,7 +46,7 @@ MOMENTS = (
     *(Moment(step, step, "refused") for step in ("preflight", "drain")),
     *(
         Moment(step, step, "rolled-back")
-        for step in ("stop", "clean", "activate", "start", "ready", "smoke", "throughput", "open", "commit")
+        for step in ("stop", "clean", "activate", "start", "ready", "smoke", "drift", "throughput", "open", "commit")
     ),
     Moment("activate: unit written, not loaded", "activate", "rolled-back", False, "subprocess.Popen", "daemon-reload"),
     Moment("start: shut off, not started", "start", "rolled-back", False, "subprocess.Popen", "'start'"),
