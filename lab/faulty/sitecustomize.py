@@ -16,6 +16,15 @@ PYTHONPATH). LAB_FAULT names the fault, or is @FILE with its name, read again an
     canned             200 at once, with the same tokens for everyone
     stream-differs     a stream lacks some of the text
 
+and in the weights, as a wrong loader or kernel makes them, when they are loaded (also by /update_weights_from_disk):
+
+    permuted-expert      the rows of one projection of an expert no longer fit those of the others
+    exchanged-experts    what the router sends to one of two experts reaches the other
+    zero-router          a layer's router finds all experts equally good
+    scaled-expert        by 1.05
+    scaled-norm          by 1.5
+    swapped-rare-tokens  two tokens' embeddings
+
 A fault counts and draws afresh when the file changes. Nothing is installed where LAB_FAULT is not set.
 """
 
@@ -25,6 +34,7 @@ import importlib.util
 import json
 import os
 import random
+import re
 import sys
 from pathlib import Path
 
@@ -127,6 +137,37 @@ def break_requests(module):
     module.TokenizerManager.generate_request = generate_request
 
 
+def exchange(name, weight):
+    other = {"0": "1", "1": "0"}
+    return re.sub(r"(layers\.0\.mlp\.experts\.)([01])\b", lambda found: found[1] + other[found[2]], name), weight
+
+
+def change(place, how):
+    return lambda name, weight: (name, how(weight) if name.endswith(place) else weight)
+
+
+WEIGHTS = {
+    "permuted-expert": change("layers.0.mlp.experts.0.up_proj.weight", lambda weight: weight.roll(1, dims=0)),
+    "exchanged-experts": exchange,
+    "zero-router": change("layers.0.mlp.gate.weight", lambda weight: weight * 0),
+    "scaled-expert": change("layers.0.mlp.experts.0.down_proj.weight", lambda weight: weight * 1.05),
+    "scaled-norm": change("layers.1.input_layernorm.weight", lambda weight: weight * 1.5),
+    "swapped-rare-tokens": change(
+        "embed_tokens.weight", lambda rows: rows[[*range(300), 301, 300, *range(302, len(rows))]]
+    ),
+}
+
+
+def break_weights(module):
+    sound = module.Qwen3MoeForCausalLM.load_weights
+
+    def load_weights(self, weights, *others, **more):
+        damage = next((how for name, how in WEIGHTS.items() if fault(name)), lambda *pair: pair)
+        return sound(self, (damage(*pair) for pair in weights), *others, **more)
+
+    module.Qwen3MoeForCausalLM.load_weights = load_weights
+
+
 class Http:
     """Stands before SGLang's own application."""
 
@@ -171,6 +212,7 @@ BREAKS = {
     "sglang.srt.managers.detokenizer_manager": break_detokenizer,
     "sglang.srt.sampling.sampling_params": break_parameters,
     "sglang.srt.managers.tokenizer_manager": break_requests,
+    "sglang.srt.models.qwen3_moe": break_weights,
     "sglang.srt.entrypoints.http_server": lambda module: module.app.add_middleware(Http),
 }
 

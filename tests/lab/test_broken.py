@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pytest
 from labhost import ROOT, Host, Lab
@@ -18,6 +19,7 @@ from kernelswap.protocol import Answer, DriftLimits, Plan, Timeouts, Verify, dec
 
 pytestmark = pytest.mark.xdist_group("broken")
 
+T = TypeVar("T")
 PORT = 31000
 UNIT = "broken"
 ANSWERS = (
@@ -125,22 +127,16 @@ def test_a_sound_server_passes_20_times(broken: Broken) -> None:
 
 DAMAGED = ("permuted-expert", "exchanged-experts", "zero-router", "scaled-norm")
 HARMLESS = ("scaled-expert", "swapped-rare-tokens")
-MODELS = "/srv/models"
 
 
-@pytest.fixture(scope="module")
-def models(host: Host) -> str:
-    """The folder on the host with a damaged model for each fault."""
-    host.write("/root/damage_model.py", (ROOT / "lab/damage_model.py").read_text())
-    host.run(f"/opt/sglang/bin/python /root/damage_model.py {MODELS}/tiny /srv/damaged {' '.join(DAMAGED + HARMLESS)}")
-    return "/srv/damaged"
-
-
-def drifted(broken: Broken, model: str, known: tuple[Scored, ...]) -> Drift:
-    """How far the server's answers are from the known ones once it has loaded another model's weights."""
-    body = {"model_path": model, "flush_cache": True}
+def drifted(broken: Broken, fault: str, known: tuple[Scored, ...]) -> Drift:
+    """How far the server's answers are from the known ones once it has loaded its weights anew, with a fault."""
+    broken.break_by(fault)
+    body = {"model_path": "/srv/models/tiny", "flush_cache": True}
     assert broken.client.post("/update_weights_from_disk", body, 60)["success"]
-    return drift.compare(known, asked(broken))
+    found = drift.compare(known, asked(broken))
+    print(fault, found)
+    return found
 
 
 def asked(broken: Broken, at_once: int = drift.AT_ONCE) -> tuple[Scored, ...]:
@@ -152,29 +148,25 @@ def beyond(found: Drift) -> list[str]:
     return drift.excess(found, drift.allowance(DriftLimits(), Drift(1, 1.0, None, 0, 0, 0, 0)))
 
 
-def test_drift_finds_a_damaged_model(broken: Broken, models: str) -> None:
+def test_drift_finds_damaged_weights(broken: Broken) -> None:
     broken.break_by("none")
     known = asked(broken)
     for fault in ("permuted-expert", "zero-router"):
-        found = drifted(broken, f"{models}/{fault}", known)
-        print(fault, found)
-        assert beyond(found) != []
-    again = drifted(broken, f"{MODELS}/tiny", known)
+        assert beyond(drifted(broken, fault, known)) != []
+    again = drifted(broken, "none", known)
     assert beyond(again) == []
     assert again.equal == 1
 
 
 @pytest.mark.exhaustive
-def test_drift_of_the_same_weights_and_of_others(broken: Broken, models: str) -> None:
+def test_drift_of_the_same_weights_and_of_others(broken: Broken) -> None:
     broken.break_by("none")
     known = asked(broken)
     for number in range(20):
         assert beyond(drift.compare(known, asked(broken, at_once=1 + number % 8))) == []
     for fault in (*DAMAGED, *HARMLESS):
-        found = drifted(broken, f"{models}/{fault}", known)
-        print(fault, found)
-        assert (beyond(found) == []) == (fault in HARMLESS), fault
-    assert drifted(broken, f"{MODELS}/tiny", known).equal == 1
+        assert (beyond(drifted(broken, fault, known)) == []) == (fault in HARMLESS), fault
+    assert drifted(broken, "none", known).equal == 1
 
 
 @pytest.fixture(scope="module")
@@ -208,31 +200,41 @@ def test_whole_swaps(project: Project, host: Host) -> None:
 
 
 @pytest.mark.exhaustive
-def test_drift_of_whole_swaps(project: Project, host: Host, models: str) -> None:
-    """Each release against the one before it, with the real engine: other numerics pass, other weights do not."""
-    questions = "".join(f'{{"question": "What is {n}+1?", "answer": "#### {n + 1}"}}\n' for n in range(10))
-    host.write("/srv/questions.jsonl", questions)
-    accuracy = "verify: {accuracy: {file: /srv/questions.jsonl, questions: 8, shots: 2}, min-healthy: 1}"
-    project.profile("float32", f"extends: torch-native\nflags: {{dtype: float32}}\n{accuracy}\n")
-    project.profile("bfloat16", f"extends: torch-native\nflags: {{random-seed: 1}}\n{accuracy}\n")
-    project.profile("shorter", "extends: torch-native\nflags: {context-length: 1900}\n")
-    assert "committed" in swap(project)
-    for profile in ("float32", "bfloat16"):
-        assert "committed" in project.deploy("--profile", profile, "-y").output
-        verdict = decode(DriftVerdict, evidence(host, DRIFT_FILE))
-        print(profile, verdict)
-        assert verdict.verdict == "pass"
-        assert verdict.kl
-    assert decode(AccuracyVerdict, evidence(host, ACCURACY_FILE)).verdict == "pass"
+def test_drift_of_whole_swaps(project: Project, host: Host) -> None:
+    """Each release against the one before it: other numerics pass, a backend that loads weights wrongly does not."""
+    asked = [
+        f'{{"question": "What is {n}+{m}?", "answer": "{n}+{m} is {n + m}. #### {n + m}"}}'
+        for n in range(2)
+        for m in range(10)
+    ]
+    host.write("/srv/questions.jsonl", "\n".join(asked))
+    verify = "verify: {accuracy: {file: /srv/questions.jsonl, questions: 20, shots: 2}, answers: [], min-healthy: 1}"
+    for name, more in (
+        ("bfloat16", ""),
+        ("float32", "flags: {dtype: float32}"),
+        ("again", "flags: {random-seed: 1}"),
+        ("permuted-expert", "environment: {PYTHONPATH: /opt/faulty, LAB_FAULT: permuted-expert}"),
+        ("zero-router", "environment: {PYTHONPATH: /opt/faulty, LAB_FAULT: zero-router}"),
+    ):
+        project.profile(name, f"extends: torch-native\n{more}\n{verify}\n")
+    for profile, words in (("bfloat16", "drift "), ("float32", "KL "), ("again", "KL ")):
+        output = project.deploy("--profile", profile, "-y").output
+        assert "committed" in output
+        assert words in output
+    assert evidence(host, DRIFT_FILE, DriftVerdict).kl
+    score = evidence(host, ACCURACY_FILE, AccuracyVerdict)
+    assert (score.verdict, len(score.scores)) == ("pass", 3)
+    assert score.mean > 0
     good = release(host)
-    host.run(f"cp {models}/permuted-expert/model.safetensors {MODELS}/tiny/")
-    output = project.deploy("--profile", "shorter", "-y").output
-    for expected in ("ROLLED BACK", "step drift", "KL", "written since then", "serves again"):
-        assert expected in output
-    assert decode(DriftVerdict, evidence(host, DRIFT_FILE)).verdict == "fail"
+    for fault in ("permuted-expert", "zero-router"):
+        output = project.deploy("--profile", fault, "-y").output
+        for expected in ("ROLLED BACK", "step drift", "KL", "limit 0.05", f"{good} serves again, verified"):
+            assert expected in output
+        verdict = evidence(host, DRIFT_FILE, DriftVerdict)
+        assert (verdict.verdict, verdict.against) == ("fail", good)
     assert release(host) == good
 
 
-def evidence(host: Host, name: str) -> str:
+def evidence(host: Host, name: str, kind: type[T]) -> T:
     """Of the newest swap."""
-    return host.output(f"cd /var/lib/kernelswap/main/swaps; cat $(ls | tail -1)/{name}")
+    return decode(kind, host.output(f"cd /var/lib/kernelswap/main/swaps; cat $(ls | tail -1)/{name}"))
