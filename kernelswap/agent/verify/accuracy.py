@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import subprocess
+import time
 from pathlib import Path
 from statistics import mean
 from typing import Dict, List, Optional, Sequence, Tuple
@@ -40,7 +41,8 @@ def check(
     if wanted is None:
         return "", {}
     asked = f"{host.digest(Path(wanted.file))} {wanted.questions} {wanted.shots} {plan.model_path}"
-    scores = [run(plan, wanted, api_key) for _ in range(wanted.runs)]
+    until = time.monotonic() + plan.timeouts.accuracy
+    scores = [run(plan, wanted, api_key, max(1.0, until - time.monotonic())) for _ in range(wanted.runs)]
     key = hashlib.sha256(asked.encode()).hexdigest()
     verdict = judge(plan.release, key, scores, wanted, known(folders, against))
     with contextlib.suppress(OSError):  # a full disk loses the evidence, and nothing else
@@ -97,8 +99,8 @@ def judge(
     )
 
 
-def run(plan: Plan, wanted: Accuracy, api_key: str) -> float:
-    """The share of right answers of one run. Raises Failed."""
+def run(plan: Plan, wanted: Accuracy, api_key: str, timeout: float) -> float:
+    """The share of right answers of one run, which may take `timeout` seconds. Raises Failed."""
     options = {
         "server": client.base_url(plan),
         "host": "127.0.0.1",
@@ -114,9 +116,9 @@ def run(plan: Plan, wanted: Accuracy, api_key: str) -> float:
         with engine.scratch(plan) as folder:
             extra = {"TMPDIR": folder, **({"OPENAI_API_KEY": api_key} if api_key else {})}
             words = ["-W", "ignore", "-c", EVALUATE]
-            done = engine.run(plan, words, plan.timeouts.accuracy, json.dumps(options), extra, folder)
+            done = engine.run(plan, words, timeout, json.dumps(options), extra, folder)
     except subprocess.TimeoutExpired:
-        what, todo = f"no score within {plan.timeouts.accuracy:g} s", "raise timeouts.accuracy, or ask fewer questions"
+        what, todo = f"not done within {plan.timeouts.accuracy:g} s", "raise timeouts.accuracy, or ask fewer questions"
         raise Failed(Cause(what, where, todo, "accuracy", "release")) from None
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     try:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -78,7 +79,8 @@ def measure(plan: Plan, server: Client, path: str = "") -> DriftReference:
     model, digest, written = model_of(plan)
     scored, long = prompts(path)
     asked = hashlib.sha256(json.dumps([scored, long, TOKENS]).encode()).hexdigest()
-    samples, again = (answers(server, scored, long, plan.timeouts.drift, at_once) for at_once in (AT_ONCE, 1))
+    until = time.monotonic() + plan.timeouts.drift
+    samples, again = (answers(server, scored, long, until, at_once) for at_once in (AT_ONCE, 1))
     try:
         noise = compare(samples, again)
     except Incomparable as error:
@@ -203,7 +205,7 @@ class _Pair:
 
 def _pair(old: Scored, new: Scored) -> _Pair:
     if old.ids[: old.given] != new.ids[: new.given]:
-        raise Incomparable("another tokenizer")
+        raise Incomparable("other tokens for the same prompts")
     shared = min(len(old.ids), len(new.ids))
     same = [old.ids[index] == new.ids[index] for index in range(shared)]
     apart = same.index(False) if False in same else shared
@@ -259,12 +261,15 @@ def faults(plan: Plan) -> List[str]:
 
 
 def answers(
-    server: Client, scored: Sequence[str], long: Sequence[str], timeout: float, at_once: int
+    server: Client, scored: Sequence[str], long: Sequence[str], until: float, at_once: int
 ) -> Tuple[Scored, ...]:
-    """Ask all prompts, always in the same order. Raises Unanswered or Garbled."""
-    asked = [(text, True) for text in scored] + [(text, False) for text in long]
+    """Ask all prompts, always in the same order, `until` by time.monotonic(). Raises Unanswered or Garbled."""
+
+    def answer(prompt: str, too: bool) -> Scored:
+        return parse(server.score(prompt, TOKENS, TOP, too, max(0.001, until - time.monotonic())))
+
     with ThreadPoolExecutor(at_once) as pool:
-        return tuple(pool.map(lambda one: parse(server.score(one[0], TOKENS, TOP, one[1], timeout)), asked))
+        return tuple(pool.map(answer, [*scored, *long], [True] * len(scored) + [False] * len(long)))
 
 
 def parse(answer: Dict[str, Any]) -> Scored:
