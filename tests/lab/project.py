@@ -22,6 +22,7 @@ flags: {device: cpu}
 environment: {PYTHONPATH: /opt/standin}
 memory-margin: 1024
 verify:
+  drift: null
   min-healthy: 0
   answers: [{prompt: "What is 2+2?", expect: '\\b4\\b'}]
 timeouts: {ready: 60, clean: 20}

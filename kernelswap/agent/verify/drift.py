@@ -166,9 +166,12 @@ def excess(drift: Drift, allowed: Dict[str, float]) -> List[str]:
     over = []
     if drift.equal < allowed["equal"]:
         over.append(f"{drift.equal:.1%} equal tokens, at least {allowed['equal']:.1%} must be")
-    for name, text in (
-        ("mean_logprob", "mean logprob difference"), ("worst_prompt", "that of the worst prompt"), ("kl", "KL"),
-    ):  # fmt: skip
+    what = {
+        "mean_logprob": "mean logprob difference",
+        "worst_prompt": "logprob difference in the worst prompt",
+        "kl": "KL",
+    }
+    for name, text in what.items():
         value = drift.numbers[name]
         if value > allowed[name]:
             over.append(f"{text} {value:.4f}, limit {allowed[name]:.4f}")

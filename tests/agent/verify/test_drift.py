@@ -128,7 +128,7 @@ def test_the_limits_follow_the_noise(noise: Drift, allowed: dict[str, float]) ->
         (Drift(9, 0.9, 3, 0.04, 0.3, 12.0, 0.02), []),
         (Drift(9, 0.4, 3, 0.04, 0.3, 1.0, 0.02), ["40.0% equal tokens, at least 50.0%"]),
         (Drift(9, 0.9, 3, 0.11, 0.3, 1.0, 0.02), ["mean logprob difference 0.1100, limit 0.1000"]),
-        (Drift(9, 0.9, 3, 0.04, 0.6, 1.0, 0.02), ["that of the worst prompt 0.6000, limit 0.5000"]),
+        (Drift(9, 0.9, 3, 0.04, 0.6, 1.0, 0.02), ["logprob difference in the worst prompt 0.6000, limit 0.5000"]),
         (Drift(9, 0.9, 3, 0.04, 0.3, 1.0, 0.06), ["KL 0.0600, limit 0.0500"]),
     ],
 )
