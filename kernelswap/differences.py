@@ -262,4 +262,4 @@ def _flat(name: str, value: object) -> Iterator[tuple[str, str]]:
 def _text(value: object) -> str:
     if isinstance(value, tuple):
         return " ".join(map(str, value))
-    return "" if value is None else str(value)
+    return "" if value is None or value == {} else str(value)

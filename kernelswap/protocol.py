@@ -114,36 +114,6 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
-class DriftLimits:
-    """How far a release may be from the known-good: the noise times noise_multiple, or these if they are wider.
-
-    The figures are those of measured.Drift; the defaults lie above what sound kernels differ by, see docs/drift.md. A
-    single token has no limit: where a router was near a tie, it may differ by anything. prompts: a file on the host
-    with a JSON list of texts; "" is our own. policy: `rollback`, or `note` where a difference is only told.
-    """
-
-    noise_multiple: float = 5.0
-    equal_tokens: float = 0.5
-    mean_logprob: float = 0.1
-    worst_prompt: float = 0.5
-    kl: float = 0.05
-    prompts: str = ""
-    policy: str = "rollback"
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """Graded questions in the manner of gsm8k, asked by SGLang's own evaluator. file: on the host, JSON lines with
-    `question` and `answer`. shots: solved examples before each. floor: share of right answers, at least."""
-
-    file: str
-    questions: int = 200
-    shots: int = 5
-    runs: int = 3
-    floor: Optional[float] = None
-
-
-@dataclass(frozen=True)
 class Verify:
     """What a server must do before it may be committed. min_healthy: seconds of light traffic; 0 is none."""
 

@@ -58,8 +58,9 @@ def test_what_is_encoded_decodes_to_the_same(value: object) -> None:
 
 def test_how_a_verification_is_asked_for() -> None:
     run = Throughput(64, 1024, 256, 256, 180.0, lower=(1, 8), floors={"8": 90.0})
-    verify = Verify((Answer("2+2", "4"),), run)
+    verify = Verify((Answer("2+2", "4"),), throughput=run, accuracy=Accuracy("/q.jsonl"))
     assert verify.asked("") == verify
+    assert verify.asked("quick").accuracy is None
     short = verify.asked("quick").throughput
     assert short == Throughput(64, 1024, 256, 128, 180.0, repetitions=1, regression=None)
     whole = verify.asked("full").throughput

@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,25 +17,6 @@ from kernelswap.agent import engine, host, processes
 from kernelswap.agent.engine import Answer
 from kernelswap.agent.host import Folders
 from kernelswap.protocol import Gpu, Plan, Timeouts, decode
-
-
-@pytest.mark.parametrize(
-    ("files", "found"),
-    [
-        (["bench_serving.py"], "sglang.bench_serving"),
-        (["bench_serving.py", "benchmark/__init__.py"], "sglang.bench_serving"),
-        (["bench_serving.py", "benchmark/__init__.py", "benchmark/serving.py"], "sglang.benchmark.serving"),
-    ],
-)
-def test_the_benchmark_is_found_where_each_sglang_keeps_it(tmp_path: Path, files: list[str], found: str) -> None:
-    for name in ["__init__.py", *files]:
-        file = tmp_path / "sglang" / name
-        file.parent.mkdir(exist_ok=True)
-        file.write_text("import sys\nprint(sys.argv)\n" if "serving" in name else "")
-    words = [sys.executable, "-c", engine.BENCH, "--port", "1"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-    assert f"/{found.replace('.', '/')}.py', '--port', '1']" in done.stdout, done.stderr
-
 
 ENGINES = Path(__file__).parent / "engines"
 SAYS = json.loads((ENGINES / "says.json").read_text())

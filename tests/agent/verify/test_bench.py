@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,3 +73,25 @@ def ticks(count: int, share: float, running: float | None = None, queued: float 
 )
 def test_a_client_that_is_the_bottleneck(seen: list[Any], bound: bool | None) -> None:
     assert bench.client_bound(seen, concurrency=64, duration=10) is bound
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        (["bench_serving.py"], "bench_serving"),
+        (["bench_serving.py", "benchmark/__init__.py"], "bench_serving"),
+        (["bench_serving.py", "benchmark/__init__.py", "benchmark/serving.py"], "benchmark/serving"),
+    ],
+)
+def test_the_benchmark_is_found_where_each_sglang_keeps_it(tmp_path: Path, files: list[str], found: str) -> None:
+    """With the options that it has; a second run goes on in the same process."""
+    source = 'import sys\nprint(sys.argv, "--flush-cache", file=sys.stderr)\n'
+    for name in ["__init__.py", *files]:
+        file = tmp_path / "sglang" / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(source if "serving" in name else "")
+    run = json.dumps({"words": ["--port", "1"], "optional": [["--flush-cache"], ["--not-yet", "2"]]}) + "\n"
+    words = [sys.executable, "-c", bench.SERVE]
+    done = subprocess.run(words, cwd=tmp_path, input=run * 2, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr.count(f"/{found}.py', '--port', '1', '--flush-cache']") == 2, done.stderr
+    assert done.stdout == '""\n' * 2
