@@ -12,7 +12,7 @@ from fleet import Fleet
 from labhost import own_lab
 from summary import Matrix, page
 
-HOSTS = 30
+HOSTS = 31
 DISK = "256m"  # small, so that a test can fill it
 
 

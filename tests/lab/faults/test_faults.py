@@ -289,6 +289,7 @@ class Story:
 
 @pytest.fixture(scope="module")
 def hosts(fleet: Fleet) -> dict[str, Host]:
+    assert len(FAULTS) <= len(fleet.lab.hosts), "see HOSTS in conftest.py"
     return dict(zip([fault.name for fault in FAULTS], fleet.lab.hosts, strict=False))
 
 
