@@ -124,7 +124,6 @@ class Benchmark:
             "--host": client.probe_address(self.served),
             "--port": self.served.port,
             "--model": self.served.model_path,
-            "--tokenizer": self.served.model_path,
             "--served-model-name": self.served.served_name,
             "--dataset-name": "random-ids",
             "--random-input-len": wanted.input_tokens,

@@ -25,7 +25,7 @@ class Measured:
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    for name in ("backend", "host", "model", "tokenizer", "served-model-name", "dataset-name", "output-file"):
+    for name in ("backend", "host", "model", "served-model-name", "dataset-name", "output-file"):
         parser.add_argument(f"--{name}", default="")
     for name in ("port", "random-input-len", "random-output-len", "num-prompts", "max-concurrency", "seed"):
         parser.add_argument(f"--{name}", type=int, default=1)
