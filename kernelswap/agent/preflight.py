@@ -35,7 +35,7 @@ from kernelswap.agent import (
 from kernelswap.agent.host import Folders
 from kernelswap.agent.occupants import Occupants
 from kernelswap.agent.processes import Process
-from kernelswap.agent.redaction import names_secret
+from kernelswap.agent.redaction import names_secret, redact
 from kernelswap.agent.verify import accuracy, drift
 from kernelswap.protocol import CONFIG_ROOT, STATE_ROOT, Gpu, Plan, Request, Resolved
 
@@ -376,4 +376,4 @@ def backend_notes(plan: Plan, said: engine.Answer, usable: Sequence[Gpu]) -> Lis
 def _resolved(plan: Plan, said: engine.Answer) -> Optional[Resolved]:
     if not said.resolved or said.refusal:
         return None
-    return Resolved(plan.release, said.version, {k: v for k, v in said.values.items() if not names_secret(k)})
+    return Resolved(plan.release, said.version, {k: redact(v) for k, v in said.values.items() if not names_secret(k)})

@@ -120,7 +120,7 @@ class _Reader:
         requests = [*place] if isinstance(place, Sequence) and not isinstance(place, str) else []
         if isinstance(item.get("gpus"), Sequence) and not isinstance(item.get("gpus"), str):
             requests += item["gpus"]
-        for request in requests:
+        for request in (each for each in requests if isinstance(each, Mapping)):
             if request.get("driver", "nvidia") != "nvidia" and "gpu" not in request.get("capabilities", ()):
                 continue
             if request.get("device_ids"):
