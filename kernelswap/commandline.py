@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from kernelswap.sglang import canonical
+from kernelswap.sglang import canonical, turned_off
 
 # What argparse takes for a flag and not for a value: `-1` and `-0.5` are numbers.
 _FLAG = re.compile(r"--.+|-[A-Za-z].*", re.DOTALL)
@@ -15,14 +15,18 @@ Words = tuple[str, ...]
 
 
 def flags_of(argv: Sequence[str]) -> dict[str, Words]:
-    """The flags of a command line, each with its words; none for a bare flag. Given twice, the last one counts."""
+    """The flags of a command line, each with its words; none for a bare flag, `false` for its negation.
+
+    Given twice, the last one counts.
+    """
     flags: dict[str, Words] = {}
     name = "model-path"  # `sglang serve MODEL`
     for word in argv[_begin(argv) :]:
         if _FLAG.fullmatch(word):
             name, mark, value = word.lstrip("-").partition("=")
-            name = "model-path" if name == "model" else canonical(name)
-            flags[name] = (value,) if mark else ()
+            off = turned_off(name)
+            name = canonical(name)
+            flags[name] = (value,) if mark else ("false",) * off
         else:
             flags[name] = (*flags.get(name, ()), word)
     return flags

@@ -198,6 +198,8 @@ def _declared(words: Words | None) -> Any:
 
 
 def _word(word: str) -> Any:
+    if word == "false":
+        return False
     if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", word):
         return _number(word)
     if match := re.fullmatch(r"(\d+(?:\.\d+)?)(?:([KMGT])i|([kMGT]))", word):  # --context-length 128k

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 from kernelswap import sglang
-from kernelswap.sglang import canonical, newest
+from kernelswap.sglang import canonical, newest, turned_off
 
 FlagValue: TypeAlias = "bool | int | float | str | list[FlagValue] | dict[str, FlagValue] | None"
 
@@ -120,12 +120,13 @@ def text(value: FlagValue) -> str:
 
 
 def display(flags: Mapping[str, FlagValue]) -> dict[str, str]:
-    """The flags as strings for people, for showing what differs between two servers."""
+    """The flags as strings by their canonical names, for people and for whoever asks what a server was told."""
     shown = {}
     for name in sorted(flags):
         value = flags[name]
         if value is not None and value is not False:
-            shown[name] = shlex.join(map(text, value)) if isinstance(value, list) else text(value)
+            given = value if value is not True else not turned_off(name)
+            shown[canonical(name)] = shlex.join(map(text, given)) if isinstance(given, list) else text(given)
     return shown
 
 

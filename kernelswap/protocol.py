@@ -172,7 +172,7 @@ class Plan:
     (`--config ...`). environment: of the unit. gpus: the UUIDs of the GPUs or MIG devices that the instance may use (a
     preview has the inventory's indices); empty means every GPU of the host. gpu_count: how many it needs; 0 where the
     model declares none.
-    flags: the declared SGLang flags as strings, for showing differences. secret_flags: names only. end_foreign: whether
+    flags: the declared SGLang flags as strings, by canonical name. secret_flags: names only. end_foreign: whether
     what is no SGLang and is on the GPUs or the port may be ended. engine_version: of the SGLang that the host must
     have; "" is any. digests: SHA-256 of the release's other files by name, by which a torn one is known; of none that
     holds secrets.

@@ -108,6 +108,12 @@ def canonical(written: str) -> str:
     return newest().name(written) or written
 
 
+def turned_off(written: str) -> bool:
+    """Whether a word stands for a flag by its negation: `no-enable-tf32-matmul`."""
+    known = newest()
+    return any(each in known.described[known.spellings[each]].get("negations", ()) for each in known.meant(written)[:1])
+
+
 def takers(takes: Callable[[Release], bool]) -> str:
     """The releases that take something, as people say it: `0.5.4 to 0.5.19`; "" if none does."""
     having = [version for version in versions() if takes(release(version))]

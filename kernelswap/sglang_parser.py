@@ -39,7 +39,7 @@ def opinions(
         named.setdefault(release.name(name) or name, name)
     for name in environment:
         yield from _opinions_of_variable(release, name)
-    plain = {flag: " ".join(words(written[name])) or "true" for flag, name in named.items()}
+    plain = {flag: " ".join(words(written[name])) or text(not sglang.turned_off(name)) for flag, name in named.items()}
     for architecture in architectures or ("",):
         for advice in backends.advice(plain, environment, architecture, "", version or release.version):
             kind, name = advice.place

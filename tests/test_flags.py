@@ -67,6 +67,11 @@ def test_display() -> None:
     assert flags.display(value) == {"a": "true", "b": "'x y' 2", "c": '{"k":1}', "e": ""}
 
 
+def test_display_knows_every_spelling() -> None:
+    value = {"tensor-parallel-size": 8, "no-enable-tf32-matmul": True, "of-a-fork": True}
+    assert flags.display(value) == {"tp-size": "8", "enable-tf32-matmul": "false", "of-a-fork": "true"}
+
+
 @pytest.mark.parametrize(
     ("given_flags", "count"),
     [

@@ -24,17 +24,18 @@ from kernelswap.protocol import Gpu, Plan, decode, encode
 PROBE = (pkgutil.get_data("kernelswap", "agent/engine_probe.py") or b"").decode()
 MOE_PROBE = (pkgutil.get_data("kernelswap", "agent/moe_probe.py") or b"").decode()
 
-# All by which one SGLang differs from another, without importing it: its own files, in place or of an editable
-# install, and what is installed beside it.
+# All that decides an answer and lies in files, as the unit's user sees it, without importing SGLang: its own files, in
+# place or of an editable install, what is installed beside it, and what the command line names, the model's folder for
+# one. A file system that hangs must hold this process, not the agent.
 IDENTITY = """
-import hashlib, importlib.util, os, sys
+import hashlib, importlib.util, json, os, sys
 spec = importlib.util.find_spec("sglang")
 seen = []
 def note(path):
     try:
         stat = os.stat(path)
         seen.append((path, stat.st_size, stat.st_mtime_ns))
-    except OSError:
+    except (OSError, ValueError):
         pass
 for root in spec.submodule_search_locations or () if spec else ():
     for folder, _, names in os.walk(root):
@@ -46,7 +47,17 @@ for folder in filter(os.path.isdir, sys.path):
         if name.endswith((".dist-info", ".pth", ".py", ".egg-link")):
             note(os.path.join(folder, name))
             note(os.path.join(folder, name, "RECORD"))
-print(hashlib.sha256(repr((sys.version, sorted(seen))).encode()).hexdigest() if spec else "")
+for word in json.load(sys.stdin):
+    path = word[word.find("=") + 1 :]
+    note(path)
+    try:
+        for name in os.listdir(path):
+            note(os.path.join(path, name))
+        with open(os.path.join(path, "config.json"), "rb") as file:
+            seen.append((path, hashlib.sha256(file.read()).hexdigest()))
+    except (OSError, ValueError):
+        pass
+print(hashlib.sha256(repr((sys.version, sorted(map(repr, seen)))).encode()).hexdigest() if spec else "")
 """
 
 KEPT = 20  # answers of an instance
@@ -133,32 +144,33 @@ def asked(folders: Folders, plan: Plan, gpus: Sequence[Gpu] = ()) -> Iterator[Ca
         try:
             seen = _seen_of(gpus)
             kept = _place(folders, plan, seen)
-            if kept and (known := _recall(kept)):
-                yield lambda: known
-                return
-            process, out, err = _start(stack, plan, seen)
+            known = _recall(kept) if kept else None
+            if known is None:
+                process, out, err = _start(stack, plan, seen)
         except subprocess.TimeoutExpired:
-            yield lambda: Answer(phase="start", refusal=_LATE.format(plan.timeouts.preflight))
-            return
+            known = _late(plan)
         except OSError as error:
-            told = f"{plan.python}: {error.strerror}"
-            yield lambda: Answer(phase="start", refusal=told)
+            known = Answer(phase="start", refusal=f"{plan.python}: {error.strerror}")
+        if known is not None:
+            yield lambda: known
             return
 
         def answer() -> Answer:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                return Answer(phase="start", refusal=_LATE.format(plan.timeouts.preflight))
+                return _late(plan)
             found = _read(out, err, process.returncode)
-            if kept and found.phase in ("", "parse", "resolve") and not found.unknown:
+            if kept and not found.refusal and not found.unknown:  # else another try may answer otherwise
                 _keep(kept, found)
             return found
 
         yield answer
 
 
-_LATE = "SGLang did not answer within {:g} s"
+def _late(plan: Plan) -> Answer:
+    what = f"it did not answer within the {plan.timeouts.preflight:g} s of `timeouts: preflight`"
+    return Answer(phase="start", refusal=what)
 
 
 def _start(
@@ -228,11 +240,12 @@ def _seen_of(gpus: Sequence[Gpu]) -> List[Dict[str, Any]]:
 
 def _place(folders: Folders, plan: Plan, seen: Sequence[Mapping[str, Any]]) -> Optional[Path]:
     """Where the answer is kept; None where the engine cannot be told from another. Raises OSError, TimeoutExpired."""
-    identity = run(plan, ["-c", IDENTITY], plan.timeouts.preflight).stdout.strip()
+    words = words_of(plan)
+    named = json.dumps([word for word in words if "/" in word])
+    identity = run(plan, ["-c", IDENTITY], plan.timeouts.preflight, named).stdout.strip()
     if not identity:
         return None
     driver = files.read(Path("/proc/driver/nvidia/version"))
-    words = words_of(plan)
     decides = [
         PROBE,
         MOE_PROBE,
@@ -241,24 +254,10 @@ def _place(folders: Folders, plan: Plan, seen: Sequence[Mapping[str, Any]]) -> O
         plan.user,
         plan.environment,
         words,
-        _touched(words),
         seen,
         driver,
     ]
     return folders.answers / (hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest() + ".json")
-
-
-def _touched(words: Sequence[str]) -> List[Any]:
-    """The state of each file and folder that a command line names, of the model's for one."""
-    found: List[Any] = []
-    for path in (Path(word[word.find("=") + 1 :]) for word in words if "/" in word):
-        with contextlib.suppress(OSError, ValueError):
-            entries = sorted(path.iterdir()) if path.is_dir() else [path]
-            for entry in entries:
-                stat = entry.stat()
-                found.append([str(entry), stat.st_size, stat.st_mtime_ns])
-            found.append(host.digest(path / "config.json"))
-    return found
 
 
 def _recall(path: Path) -> Optional[Answer]:

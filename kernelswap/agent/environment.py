@@ -50,8 +50,8 @@ def _shared_memory(plan: Plan) -> Tuple[List[str], List[str]]:
 
 def _host_cache(plan: Plan) -> Tuple[List[str], List[str]]:
     """Faults and notes of the cache that each rank keeps in the host's memory (GB, memory_pool_host.py)."""
-    wanted = "enable-hierarchical-cache" in plan.flags or "enable-hicache" in plan.flags
-    need = int(_number(plan.flags.get("hicache-size", "")) * plan.schedulers * 1e9 / MIB) if wanted else 0
+    given = plan.flags.get("hicache-size", "") if "enable-hierarchical-cache" in plan.flags else ""
+    need = int(given) * plan.schedulers * 10**9 // MIB if given.isdecimal() else 0
     total, available = memory()
     line = f"--hicache-size takes {need} MiB of the host's memory for {plan.schedulers} ranks"
     if need > total > 0:
@@ -128,10 +128,3 @@ def _clock() -> List[str]:
         return []
     unsure = asked >= 0 and timex[3] >= CLOCK_ERROR_MAX
     return ["the host's clock is not synchronised: start chrony or systemd-timesyncd"] if unsure else []
-
-
-def _number(text: str) -> float:
-    try:
-        return max(0.0, float(text))
-    except ValueError:
-        return 0.0

@@ -83,7 +83,7 @@ def _wanted(plan: Plan) -> Iterator[Tuple[str, str, Dict[str, Any]]]:
     flags = plan.flags
     load = flags.get("load-format", "auto")
     given = flags.get("tokenizer-path", "")
-    draft = flags.get("speculative-draft-model-path", flags.get("speculative-draft-model", ""))
+    draft = flags.get("speculative-draft-model-path", "")
     own_draft = bool(re.fullmatch("NEXTN|EAGLE", flags.get("speculative-algorithm", ""))) and draft in (
         "",
         plan.model_path,

@@ -12,6 +12,8 @@ NEAREST = 3
 TUNER = "benchmark/kernels/fused_moe_triton of SGLang makes one"
 FIELD = re.compile(r"(E|N|device_name|dtype|block_shape|per_channel_quant)=(\[[^]]*\]|[^,]*)(?:,|$)")
 
+NAME = re.compile(r"E=[1-9]\d*,N=[1-9]\d*,.*(?<!_down)\.json")  # a folder of the user's own may hold others
+
 
 @dataclass(frozen=True)
 class Sought:
@@ -55,7 +57,7 @@ def installed(folder: Path) -> Dict[str, List[str]]:
 def nearest(wanted: str, names: List[str]) -> List[Tuple[str, str]]:
     """The files that differ least, each with why it does not fit; this GPU's first among equals."""
     asked = fields(wanted)
-    others = [(name, given) for name in names if not name.endswith("_down.json") and (given := fields(name)) != asked]
+    others = [(name, given) for name in names if NAME.fullmatch(name) and (given := fields(name)) != asked]
     others.sort(key=lambda other: (_distance(asked, other[1]), other[0]))
     return [(name, ", ".join(_why(asked, given))) for name, given in others[:NEAREST]]
 

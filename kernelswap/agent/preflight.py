@@ -35,7 +35,7 @@ from kernelswap.agent import (
 from kernelswap.agent.host import Folders
 from kernelswap.agent.occupants import Occupants
 from kernelswap.agent.processes import Process
-from kernelswap.agent.redaction import names_secret
+from kernelswap.agent.redaction import names_secret, redact
 from kernelswap.agent.verify import accuracy, drift
 from kernelswap.protocol import CONFIG_ROOT, STATE_ROOT, Gpu, Plan, Request, Resolved
 
@@ -304,7 +304,10 @@ def engine_faults(plan: Plan, said: engine.Answer, others: bool = False, unusabl
         todo = f"install {wanted}, or change `engine: {{version: ...}}`"
         lines.append(f"SGLang {said.version} is installed for {plan.python}, {plan.release} wants {wanted}: {todo}")
     consequence = (others and said.phase == "start") or (unusable and said.phase != "parse")
-    if said.refusal and not consequence:
+    if said.refusal and not consequence and said.phase in ("start", "import"):
+        todo = f"see what `{plan.python} -m sglang.launch_server --help` says as user {plan.user}"
+        lines.append(f"SGLang cannot be asked about {plan.release}: {said.refusal}: {todo}")
+    elif said.refusal and not consequence:
         shown = said.refusal if said.phase == "parse" else f"{said.refusal}{_meant(plan, said.refusal)}"
         lines.append(f"SGLang refuses the flags of {plan.release}: {shown}: correct the profile")
     return lines
@@ -373,4 +376,4 @@ def backend_notes(plan: Plan, said: engine.Answer, usable: Sequence[Gpu]) -> Lis
 def _resolved(plan: Plan, said: engine.Answer) -> Optional[Resolved]:
     if not said.resolved or said.refusal:
         return None
-    return Resolved(plan.release, said.version, {k: v for k, v in said.values.items() if not names_secret(k)})
+    return Resolved(plan.release, said.version, {k: redact(v) for k, v in said.values.items() if not names_secret(k)})

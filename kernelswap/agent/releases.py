@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shutil
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
@@ -12,7 +11,8 @@ from kernelswap.agent import client, files, host, inspection, occupants, process
 from kernelswap.agent.client import Client, Unanswered
 from kernelswap.agent.host import Folders
 from kernelswap.agent.processes import Process
-from kernelswap.agent.redaction import names_secret, redact
+from kernelswap.agent.redaction import redact
+from kernelswap.agent.served import served
 from kernelswap.protocol import HostReleases, LiveServer, Releases, Resolved, decode, unit_name
 
 # What systemd (systemd.exec(5)), PAM, sudo and shells add to every process of theirs: no part of a server.
@@ -21,11 +21,6 @@ AMBIENT = re.compile(
     r"|LS_COLORS|LESS\w*|DISPLAY|PS1|MOTD_SHOWN|TMUX\w*|STY|WINDOW|(?:SSH|SUDO|XDG|DBUS|GPG|VSCODE|MEMORY_PRESSURE)_\w+"
     r"|(?:RUNTIME|STATE|CACHE|LOGS|CONFIGURATION|CREDENTIALS)_DIRECTORY|INVOCATION_ID|JOURNAL_STREAM|SYSTEMD_\w+"
     r"|MAINPID|MANAGERPID|NOTIFY_SOCKET|LISTEN_\w+|WATCHDOG_\w+|FDSTORE|LOG_NAMESPACE|TRIGGER_\w+|DEBUG_INVOCATION"
-)
-# What /server_info tells besides arguments (SGLang 0.5.23: utils/common.py build_server_info, Scheduler.get_init_info).
-STATES = re.compile(
-    r"internal_states|launch_command|status|version|frontend|kv_events|kv_event_sources|startup_time|max_total_num_tokens"
-    r"|max_req_input_len|hicache_object_layout"
 )
 
 
@@ -110,16 +105,6 @@ def _ask(table: Dict[int, Process], head: Process, process: Process, key: str) -
         raise Unanswered(f"it does not listen on port {port} of this host")
     address = client.from_here(process.flag("--host", "127.0.0.1"))
     return Client(client.url(address, port), "", key).server_info()
-
-
-def served(info: Mapping[str, Any], release: str, secrets: Sequence[str], known: Optional[Resolved]) -> Resolved:
-    """The arguments in an answer of /server_info, without secrets: those that `known` has, or all but its states."""
-    values = {
-        name: redact(json.dumps(value, ensure_ascii=False), secrets)
-        for name, value in info.items()
-        if (name in known.values if known else not STATES.fullmatch(name)) and not names_secret(name)
-    }
-    return Resolved(release, str(info.get("version", "")), values, served=True)
 
 
 def _python(process: Process, environment: Mapping[str, str]) -> str:

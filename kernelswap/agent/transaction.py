@@ -39,7 +39,7 @@ from kernelswap.agent.events import Events
 from kernelswap.agent.host import Folders, Journal
 from kernelswap.agent.occupants import Occupants
 from kernelswap.agent.redaction import redact
-from kernelswap.agent.served import differences, resolved_of
+from kernelswap.agent.served import differences, served
 from kernelswap.agent.server import Failed
 from kernelswap.agent.verify import accuracy, budget, drift, smoke, soak, throughput
 from kernelswap.measured import SMOKE_FILE, ThroughputResult
@@ -196,11 +196,12 @@ class Transaction:
         path = self.folders.resolved(plan.release)
         with contextlib.suppress(OSError, ValueError, Unanswered):
             foreseen = decode(Resolved, files.read(path) or "")
-            served = resolved_of(foreseen, server.server_info())
+            secrets = list(self._secrets(plan.release).values())
+            found = served(server.server_info(), plan.release, secrets, foreseen)
             if not foreseen.served:
-                for line in differences(foreseen, served):
+                for line in differences(foreseen, found):
                     self._note(line)
-            files.write(path, encode(served), mode=0o600)
+            files.write(path, encode(found), mode=0o600)
 
     def _found(self) -> Occupants:
         try:

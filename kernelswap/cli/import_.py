@@ -111,9 +111,18 @@ def _write(library: Path, files: dict[str, str]) -> None:
         for path in there:
             click.echo(str(Fault(str(path), "exists already", "choose other names: --model, --profile")), err=True)
         sys.exit(1)
-    for each, text in files.items():
-        (library / each).parent.mkdir(parents=True, exist_ok=True)
-        (library / each).write_text(text, "utf-8")
+    written: list[Path] = []
+    try:
+        for path, text in ((library / each, text) for each, text in files.items()):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            written.append(path)
+            path.write_text(text, "utf-8")
+    except OSError as error:
+        for path in written:
+            path.unlink(missing_ok=True)
+        todo = "see its permissions and the disk, or choose another --library"
+        click.echo(str(Fault(str(error.filename or library), error.strerror or str(error), todo)), err=True)
+        sys.exit(1)
 
 
 def _rows(faults: tuple[Fault, ...]) -> list[dict[str, str]]:

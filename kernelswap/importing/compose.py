@@ -120,10 +120,10 @@ class _Reader:
         requests = [*place] if isinstance(place, Sequence) and not isinstance(place, str) else []
         if isinstance(item.get("gpus"), Sequence) and not isinstance(item.get("gpus"), str):
             requests += item["gpus"]
-        for request in requests:
+        for request in (each for each in requests if isinstance(each, Mapping)):
             if request.get("driver", "nvidia") != "nvidia" and "gpu" not in request.get("capabilities", ()):
                 continue
-            if request.get("device_ids"):
+            if isinstance(request.get("device_ids"), Sequence) and request["device_ids"]:
                 container.devices = tuple(str(each) for each in request["device_ids"])
             elif isinstance(request.get("count"), int):
                 container.count = request["count"]

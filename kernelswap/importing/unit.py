@@ -88,7 +88,7 @@ def _expand(word: Word, lookup: Callable[[str], str | None]) -> list[Word]:
     if match := re.fullmatch(r"\$([A-Za-z_]\w*)", word.text):
         value = lookup(match[1])
         if value is not None:
-            return [replace(part, line=word.line) for part in split(value, word.line, escapes=True)]
+            return [replace(part, line=word.line) for part in split(value, word.line, escapes=True, relaxed=True)]
     return [interpolate(word, lookup, lambda name: None)]
 
 

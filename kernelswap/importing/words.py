@@ -66,10 +66,11 @@ class Command:
 _ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "s": " ", '"': '"', "'": "'"}
 
 
-def split(text: str, line: int, escapes: bool = False) -> Iterator[Word]:
+def split(text: str, line: int, escapes: bool = False, relaxed: bool = False) -> Iterator[Word]:
     """Words as Compose splits them (quotes and backslashes, nothing else), or with `escapes` as systemd does.
 
-    A newline in the text stands for itself, so that words know their lines. Raises ValueError for an open quote.
+    A newline in the text stands for itself, so that words know their lines. Raises ValueError for an open quote; with
+    `relaxed`, as systemd splits a variable's value (EXTRACT_RELAX), the end of the text closes it.
     """
     position = 0
     while position < len(text):
@@ -92,7 +93,7 @@ def split(text: str, line: int, escapes: bool = False) -> Iterator[Word]:
                 position += length
             else:
                 pieces.append(char)
-        if quote:
+        if quote and not relaxed:
             raise ValueError(f"a {quote} that never ends")
         yield Word("".join(pieces), first, text[start:position])
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kernelswap.agent import engine, host, processes
+from kernelswap.agent import engine, processes
 from kernelswap.agent.engine import Answer
 from kernelswap.agent.host import Folders
 from kernelswap.protocol import Gpu, Plan, Timeouts, decode
@@ -51,11 +51,11 @@ class Installed:
         with engine.asked(self.folders, self.plan(*words, timeout=timeout), gpus) as answer:
             return answer()
 
-    def asked_anew(self, **changed: Any) -> bool:
+    def asked_anew(self, words: Sequence[str] = (), **changed: Any) -> bool:
         """Whether SGLang itself is asked, not the answers that were kept."""
         mark = self.root / "imported"
         mark.unlink(missing_ok=True)
-        self.says(**changed)
+        self.says(*words, **changed)
         return mark.exists()
 
 
@@ -79,10 +79,6 @@ def test_what_sglang_says(name: str, tmp_path: Path) -> None:
 
 def test_an_answer_is_kept_until_something_changes(tmp_path: Path) -> None:
     installed = install(tmp_path, (ENGINES / "resolves.py").read_text())
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    words = ("--tp-size", "8", "--page-size", "1")
     first = installed.says()
     assert installed.asked_anew() is False
     assert installed.says() == first
@@ -94,8 +90,40 @@ def test_an_answer_is_kept_until_something_changes(tmp_path: Path) -> None:
     (tmp_path / "transformers-6.0.dist-info/RECORD").touch()
     assert installed.asked_anew()
     assert not installed.asked_anew()
-    with_model = Installed(tmp_path).plan(*words, f"--model-path={model}")
-    assert engine._touched(engine.words_of(with_model))[-1] == host.digest(model / "config.json")
+
+
+def test_an_answer_is_kept_until_the_model_changes(tmp_path: Path) -> None:
+    installed = install(tmp_path, (ENGINES / "only_parses.py").read_text())
+    model = tmp_path / "model"
+    model.mkdir()
+    config = model / "config.json"
+    config.write_text("{}")
+    for words in (("--page-size", str(model)), (f"--page-size={model}",)):
+        assert installed.asked_anew(words=words)
+        assert not installed.asked_anew(words=words)
+        before = config.stat()
+        config.write_text("[]")
+        os.utime(config, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert installed.asked_anew(words=words)
+        (model / f"{len(words)}.safetensors").touch()
+        assert installed.asked_anew(words=words)
+        config.write_text("{}")
+
+
+def test_a_file_system_that_hangs_holds_nobody_beyond_the_deadline(tmp_path: Path) -> None:
+    installed = install(tmp_path, (ENGINES / "only_parses.py").read_text())
+    model = tmp_path / "model"
+    model.mkdir()
+    os.mkfifo(model / "config.json")  # opening it waits for a writer, as a dead mount waits for its server
+    answer = installed.says("--page-size", str(model), timeout=1.5)
+    assert answer == Answer(phase="start", refusal="it did not answer within the 1.5 s of `timeouts: preflight`")
+
+
+def test_what_goes_wrong_beside_a_kept_answer_is_told_as_it_is(tmp_path: Path) -> None:
+    installed = install(tmp_path, (ENGINES / "resolves.py").read_text())
+    installed.says()
+    with pytest.raises(OSError, match="of another"), engine.asked(installed.folders, installed.plan(), (H200,)):
+        raise OSError("of another")
 
 
 def test_a_torn_answer_is_asked_for_again(tmp_path: Path) -> None:
@@ -107,7 +135,7 @@ def test_a_torn_answer_is_asked_for_again(tmp_path: Path) -> None:
     assert not installed.asked_anew()
 
 
-@pytest.mark.parametrize("name", ["wants_a_context", "full_disk", "crashes", "cannot_be_imported"])
+@pytest.mark.parametrize("name", ["wants_a_context", "full_disk", "crashes", "cannot_be_imported", "no_model"])
 def test_what_another_try_may_answer_otherwise_is_not_kept(name: str, tmp_path: Path) -> None:
     installed = install(tmp_path, (ENGINES / f"{name}.py").read_text())
     installed.says()
@@ -125,7 +153,7 @@ def test_the_newest_answers_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_sglang_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     text = "import subprocess\nsubprocess.run(['sleep', '4711'])\n"
     answer = install(tmp_path, text).says(timeout=1.5)
-    assert answer == Answer(phase="start", refusal="SGLang did not answer within 1.5 s")
+    assert answer == Answer(phase="start", refusal="it did not answer within the 1.5 s of `timeouts: preflight`")
     assert not [process for process in processes.table().values() if process.argv == ("sleep", "4711")]
 
 

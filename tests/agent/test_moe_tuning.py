@@ -87,6 +87,9 @@ def test_else_the_nearest_are_named_with_why_they_do_not_fit(tmp_path: Path) -> 
         "E=161,N=192,device_name=NVIDIA_H200.json",
         "E=161,N=192,device_name=NVIDIA_RTX_down.json",
         "E=8,N=9,device_name=AMD.json",
+        "E=mine,N=192,device_name=NVIDIA_RTX.json",
+        "E=161,device_name=NVIDIA_RTX.json",
+        "E=161,N=0,device_name=NVIDIA_RTX.json",
     ]
     (line,) = moe_tuning.notes(files(tmp_path, *(f"triton_3_4_0/{name}" for name in names)))
     assert "no tuning file E=161,N=192,device_name=NVIDIA_RTX.json or E=160" in line

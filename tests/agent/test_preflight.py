@@ -86,7 +86,12 @@ MLA = Answer("0.5.23", "resolve", "TRTLLM MLA backend is only supported on Black
         (MLA, True, True, ""),  # it may only miss the model's files
         (Answer("0.5.23", "parse", "ambiguous option: --x"), True, True, "ambiguous option: --x: correct the profile"),
         (Answer(phase="start", refusal="/p: No such file"), True, True, ""),
-        (Answer(phase="start", refusal="no answer"), False, False, "SGLang refuses the flags of b-2: no answer: "),
+        (
+            Answer(phase="start", refusal="no answer"),
+            False,
+            False,
+            "SGLang cannot be asked about b-2: no answer: see what ",
+        ),
         (
             Answer("0.5.22", resolved=True),
             False,

@@ -9,6 +9,7 @@ from samples import plan
 
 from kernelswap.agent import files, releases
 from kernelswap.agent.host import Folders
+from kernelswap.agent.served import served
 from kernelswap.protocol import Releases, Resolved, encode
 
 INFO = {
@@ -25,14 +26,14 @@ INFO = {
 
 
 def test_what_a_server_says_without_states_and_secrets() -> None:
-    told = releases.served(INFO, "b-2", ["never-seen"], None)
+    told = served(INFO, "b-2", ["never-seen"], None)
     assert told.values == {"tp_size": "1", "chat_template": '"say [redacted]"', "skip_tokenizer_init": "false"}
     assert (told.release, told.version, told.served) == ("b-2", "0.5.23", True)
 
 
 def test_only_arguments_that_the_preflight_knew_where_there_was_one() -> None:
     known = Resolved("b-2", "0.5.23", {"tp_size": "2", "gone": "1", "api_key": "null"})
-    assert releases.served(INFO, "b-2", [], known).values == {"tp_size": json.dumps(1)}
+    assert served(INFO, "b-2", [], known).values == {"tp_size": json.dumps(1)}
 
 
 AMBIENT = ("_", "PWD", "LC_ALL", "SSH_CONNECTION", "INVOCATION_ID", "CREDENTIALS_DIRECTORY", "SUDO_USER", "MOTD_SHOWN")

@@ -49,6 +49,15 @@ def test_the_files_are_written_and_never_over_others(tmp_path: Path) -> None:
     assert not (tmp_path / "models" / "qwen3-30b-a3b.yaml").exists()
 
 
+def test_of_two_files_none_is_left_where_one_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "profiles").symlink_to("/proc/version")
+    result = run("plain.sh", "--library", str(tmp_path), "--model", "glm")
+    assert (result.exit_code, result.stdout) == (1, "")
+    todo = "see its permissions and the disk, or choose another --library"
+    assert result.stderr == f"{tmp_path}/profiles: File exists; {todo}\n"
+    assert list((tmp_path / "models").iterdir()) == []
+
+
 def test_as_json() -> None:
     whole = json.loads(run("json-stripped.sh", "--json").stdout)
     assert list(whole["files"]) == ["models/a.yaml", "profiles/imported.yaml"]
