@@ -18,6 +18,9 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple
 from kernelswap.protocol import Plan
 
 
+CHUNK = 65536  # bytes
+
+
 class Unanswered(Exception):
     """The server refused, failed or timed out; the text says which."""
 
@@ -160,15 +163,6 @@ class Client:
     def _stream(self, path: str, body: Dict[str, Any], timeout: float) -> Reply:
         return joined(self._answer(path, {**body, "stream": True}, timeout).splitlines(), path)
 
-    def info(self, timeout: float) -> Dict[str, Any]:
-        """SGLang's arguments as it took them, keys in clear: of our own server only. Empty if it has none."""
-        status, text = self._open("/server_info", None, timeout, keyed=True)
-        with contextlib.suppress(ValueError):
-            info = json.loads(text)
-            if status == 200 and isinstance(info, dict):
-                return info
-        return {}
-
     def running_requests(self) -> Optional[int]:
         """Requests that run or wait, by the server's own counters; None without `--enable-metrics`."""
         try:
@@ -176,10 +170,10 @@ class Client:
         except Unanswered:
             return None
 
-    def server_info(self) -> Dict[str, Any]:
+    def server_info(self, timeout: float = 10) -> Dict[str, Any]:
         """The server's arguments as it resolved them, and its state. It holds the server's keys in clear."""
         for path in ("/server_info", "/get_server_info"):  # the older name, before 2026
-            status, text = self._open(path, None, 10, keyed=True)
+            status, text = self._open(path, None, timeout, keyed=True)
             if status == 200:
                 with contextlib.suppress(ValueError):
                     answer = json.loads(text)
@@ -210,13 +204,31 @@ class Client:
         # No proxy: the environment's would send a loopback request elsewhere.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
         try:
-            with opener.open(request, timeout=timeout) as answer:
-                return answer.status, answer.read().decode("utf-8", "replace")
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode("utf-8", "replace")
+            with _answer_of(opener, request, timeout) as answer:
+                return answer.code, _whole(answer, timeout)
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise Unanswered(f"{'GET' if body is None else 'POST'} {path}: {reason or type(error).__name__}") from None
+
+
+def _answer_of(opener: urllib.request.OpenerDirector, request: urllib.request.Request, timeout: float) -> Any:
+    """Whatever its status."""
+    try:
+        return opener.open(request, timeout=timeout)
+    except urllib.error.HTTPError as answer:
+        return answer
+
+
+def _whole(answer: Any, timeout: float) -> str:
+    """The body, which a broken server may send for ever, or not to its end. Raises OSError or HTTPException."""
+    until, parts = time.monotonic() + timeout, []
+    while part := answer.read1(CHUNK):
+        parts.append(part)
+        if time.monotonic() > until:
+            raise TimeoutError("timed out: the answer does not end")
+    if answer.length:
+        raise http.client.IncompleteRead(parts[-1] if parts else b"", answer.length)
+    return b"".join(parts).decode("utf-8", "replace")
 
 
 def generated(answer: Dict[str, Any], seconds: float) -> Generated:

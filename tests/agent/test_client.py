@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -36,6 +38,20 @@ ANSWERS = {
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
+        if self.path == "/endless":
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(b"data: x\n")
+                    time.sleep(0.02)
+            return
+        if self.path == "/cut":
+            self.send_response(500)
+            self.send_header("Content-Length", "9")
+            self.end_headers()
+            self.wfile.write(b"half")
+            return
         status, body = ANSWERS.get(self.path, (404, b""))
         if self.headers.get("Authorization") == "Bearer wrong":
             status = 401
@@ -78,6 +94,18 @@ def test_the_key_goes_only_where_one_is_needed(base: str) -> None:
     assert client.status("/ok") == 200
     with pytest.raises(Unanswered, match="HTTP 401"):
         client.post("/ok", {}, 5)
+
+
+def test_an_answer_without_an_end_ends_by_its_deadline(base: str) -> None:
+    begin = time.monotonic()
+    with pytest.raises(Unanswered, match="POST /endless: timed out"):
+        Client(base, "tiny").post("/endless", {}, 0.2)
+    assert time.monotonic() - begin < 5
+
+
+def test_an_answer_that_is_cut_is_none(base: str) -> None:
+    with pytest.raises(Unanswered, match="IncompleteRead"):
+        Client(base, "tiny").post("/cut", {}, 5)
 
 
 def test_nobody_listens(unused_port: int) -> None:

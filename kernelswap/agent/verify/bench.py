@@ -218,7 +218,7 @@ def parse(line: str) -> Optional[Dict[str, float]]:
         values = json.loads(line)
     except ValueError:
         return None
-    if not isinstance(values, dict) or "output_throughput" not in values:
+    if not isinstance(values, dict) or not _is_number(values.get("output_throughput")):
         return None
     cached = values.pop("cache_report", None)
     if isinstance(cached, dict):

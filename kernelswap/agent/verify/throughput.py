@@ -226,7 +226,8 @@ class Session:
             self._sampled.phase("")
         run = bench.run_of(measured.values, concurrency, requests)
         times = {"started": measured.started, "ended": measured.ended}
-        line = {**measured.values, "concurrency": concurrency, "phase": self._prefix + phase, **times}
+        asked = {"concurrency": concurrency, "requests": requests, "phase": self._prefix + phase}
+        line = {**measured.values, **asked, **times}
         with contextlib.suppress(OSError):
             files.append(self._evidence / BENCH_FILE, json.dumps(line), synced=False)
         return measured, run

@@ -76,6 +76,7 @@ def test_a_ladder_is_measured_and_kept(start: Start, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "e" / "bench.jsonl").read_text().splitlines()]
     phases = [f"run c={at} {number}/3" for number in (1, 2, 3) for at in (4, 1)]
     assert [line["phase"] for line in lines] == ["warm-up", *phases]
+    assert [line["requests"] for line in lines[1:]] == [8, 2] * 3
     assert all(lines[index]["ended"] <= lines[index + 1]["started"] for index in range(6))
     assert len([text for text in told if "output tok/s" in text]) == 6
     kept = (tmp_path / "e" / "throughput.json").read_text()
