@@ -17,7 +17,6 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from kernelswap.protocol import Plan
 
-
 CHUNK = 65536  # bytes
 
 

@@ -193,6 +193,7 @@ def test_a_run_that_did_not_do_what_was_asked(change: dict[str, int], says: str,
     with pytest.raises(Failed) as failure:
         session._check(run(input_tokens=change.pop("input_tokens", 64), **change))
     assert failure.value.cause.what == says
+    assert failure.value.cause.blame == ("host" if "sent" in says else "release"), "prompts are the benchmark's own"
 
 
 def test_only_what_can_be_compared_is_taken_from_the_store(tmp_path: Path) -> None:
