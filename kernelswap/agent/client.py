@@ -13,11 +13,22 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from kernelswap.protocol import Plan
 
 CHUNK = 65536  # bytes
+
+# Of SGLang 0.5.23's gauges (srt/observability/metrics_collector.py). Several schedulers report apart: sums of requests
+# and tokens, the fullest cache, the mean of rates.
+GAUGES: Dict[str, Tuple[str, Callable[[Sequence[float]], float]]] = {
+    "running": ("num_running_reqs", sum),
+    "queued": ("num_queue_reqs", sum),
+    "token_usage": ("token_usage", max),
+    "cache_hit_rate": ("cache_hit_rate", lambda values: sum(values) / len(values)),
+    "gen_throughput": ("gen_throughput", sum),
+    "spec_accept_length": ("spec_accept_length", lambda values: sum(values) / len(values)),
+}
 
 
 class Unanswered(Exception):
@@ -162,12 +173,17 @@ class Client:
     def _stream(self, path: str, body: Dict[str, Any], timeout: float) -> Reply:
         return joined(self._answer(path, {**body, "stream": True}, timeout).splitlines(), path)
 
+    def gauges(self, timeout: float = 10) -> Dict[str, float]:
+        """The server's counters by our names. Raises Unanswered without `--enable-metrics`."""
+        return gauges(self.get("/metrics", timeout))
+
     def running_requests(self) -> Optional[int]:
         """Requests that run or wait, by the server's own counters; None without `--enable-metrics`."""
-        try:
-            return count_requests(self.get("/metrics"))
-        except Unanswered:
-            return None
+        with contextlib.suppress(Unanswered):
+            seen = self.gauges()
+            waiting = [seen[name] for name in ("running", "queued") if name in seen]
+            return int(sum(waiting)) if waiting else None
+        return None
 
     def server_info(self, timeout: float = 10) -> Dict[str, Any]:
         """The server's arguments as it resolved them, and its state. It holds the server's keys in clear."""
@@ -291,13 +307,19 @@ def joined(lines: Iterable[str], path: str) -> Reply:
     return Reply(text or thought, cut)
 
 
-_COUNTER = re.compile(r"^sglang:num_(?:running|queue)_reqs(?:\{[^}]*\})?\s+([0-9.eE+-]+)", re.MULTILINE)
+_GAUGE = re.compile(r"^sglang:(\w+)(?:\{[^}]*\})?\s+([0-9.eE+-]+)\s*$", re.MULTILINE)
 
 
-def count_requests(metrics: str) -> Optional[int]:
-    """The sum of running and queued requests in SGLang's Prometheus text; None if it does not report them."""
-    values = [float(value) for value in _COUNTER.findall(metrics)]
-    return int(sum(values)) if values else None
+def gauges(text: str) -> Dict[str, float]:
+    """The server's counters by our names, out of its Prometheus text; what it does not report is left out."""
+    seen: Dict[str, List[float]] = {}
+    for name, value in _GAUGE.findall(text):
+        with contextlib.suppress(ValueError):
+            seen.setdefault(name, []).append(float(value))
+    found = {ours: combine(seen[theirs]) for ours, (theirs, combine) in GAUGES.items() if theirs in seen}
+    if not found.get("spec_accept_length"):  # 0 is what SGLang says of a server that does not speculate
+        found.pop("spec_accept_length", None)
+    return found
 
 
 def probe_address(plan: Plan) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kernelswap.agent.client import Client, Unanswered, base_url, count_requests, joined
+from kernelswap.agent.client import Client, Unanswered, base_url, joined
 from kernelswap.protocol import Plan
 
 METRICS = """\
@@ -22,12 +22,9 @@ sglang:num_queue_reqs{engine_type="unified",model_name="tiny",tp_rank="0"} 2.0
 """
 
 
-def test_count_requests() -> None:
-    assert count_requests(METRICS) == 5
-    assert count_requests("python_gc_objects_collected_total 1\n") is None
-
-
 ANSWERS = {
+    "/busy/metrics": (200, METRICS.encode()),
+    "/bare/metrics": (200, b"python_gc_objects_collected_total 1\n"),
     "/ok": (200, b'{"a": 1}'),
     "/text": (200, b"garbage"),
     "/list": (200, b"[]"),
@@ -86,6 +83,11 @@ def test_answers_and_failures(base: str, monkeypatch: pytest.MonkeyPatch) -> Non
             client.post(path, {}, 5)
     with pytest.raises(Unanswered, match="HTTP 302"):
         client.post("/elsewhere", {}, 5)
+
+
+@pytest.mark.parametrize(("server", "count"), [("/busy", 5), ("/bare", None), ("/none", None)])
+def test_running_requests(server: str, count: int | None, base: str) -> None:
+    assert Client(base + server, "tiny").running_requests() == count
 
 
 def test_the_key_goes_only_where_one_is_needed(base: str) -> None:

@@ -20,7 +20,6 @@ from typing import IO, Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from kernelswap.agent import client, engine, files, host
 from kernelswap.agent.client import Client, Unanswered
-from kernelswap.agent.verify import telemetry
 from kernelswap.measured import Run
 from kernelswap.protocol import Plan, Throughput
 
@@ -158,7 +157,7 @@ class Benchmark:
 
     def _requests(self) -> Tuple[Optional[float], Optional[float]]:
         try:
-            seen = telemetry.gauges(self.server.get("/metrics", timeout=2))
+            seen = self.server.gauges(timeout=2)
         except Unanswered:
             return None, None
         return seen.get("running"), seen.get("queued")
