@@ -17,6 +17,7 @@ METRICS_FILE = "metrics.csv"  # SGLang's own counters, see traces.SERVER_COLUMNS
 SMOKE_FILE = "smoke.json"
 KEPT = (SMOKE_FILE, DRIFT_REFERENCE_FILE, ACCURACY_FILE, THROUGHPUT_FILE)  # of the evidence, with each commit
 BENCH_FILE = "bench.jsonl"  # the benchmark's own lines, numbers only
+BASELINE = "baseline "  # how the phases of the known-good begin, where it was measured before its stop
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ OPTIONS = {
     "reason": "Kernelswap: why; kept in each host's history.",
     "force": "Kernelswap: try a release again that failed by its own fault.",
     "adopt": "Kernelswap: take over servers that no systemd unit owns.",
-    "verify": "Kernelswap: quick (smoke and one short run) or full, instead of what the model declares.",
+    "verify": "Kernelswap: quick (one short run, no graded questions) or full, instead of what the model declares.",
 }
 FLAGS = frozenset({"rollback", "force", "adopt"})
 METAVARS = {"profile": "NAME", "reason": "TEXT", "verify": "quick|full"}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelswap.agent.client import Client, Generated, Unanswered, count_requests
+from kernelswap.agent.client import Client, Generated, Unanswered
 
 STANDIN = Path(__file__).parent.parent / "lab" / "standin"
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -73,7 +73,7 @@ def test_it_answers_as_the_agent_asks(start: Start, client: Client) -> None:
     assert answer(client) == "2+2 is 4."
     assert client.complete("x", 8, timeout=5).text == client.stream_completion("x", 8, timeout=5).text
     assert len(client.generate("x", 8, timeout=5).tokens) == 8
-    assert count_requests(client.get("/metrics")) == 0
+    assert client.running_requests() == 0
     assert Client(client.base, "m").status("/v1/models") == 401
     assert client.server_info()["tp_size"] == 2
     with pytest.raises(Unanswered, match="401"):

@@ -13,9 +13,22 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from kernelswap.protocol import Plan
+
+CHUNK = 65536  # bytes
+
+# Of SGLang 0.5.23's gauges (srt/observability/metrics_collector.py). Several schedulers report apart: sums of requests
+# and tokens, the fullest cache, the mean of rates.
+GAUGES: Dict[str, Tuple[str, Callable[[Sequence[float]], float]]] = {
+    "running": ("num_running_reqs", sum),
+    "queued": ("num_queue_reqs", sum),
+    "token_usage": ("token_usage", max),
+    "cache_hit_rate": ("cache_hit_rate", lambda values: sum(values) / len(values)),
+    "gen_throughput": ("gen_throughput", sum),
+    "spec_accept_length": ("spec_accept_length", lambda values: sum(values) / len(values)),
+}
 
 
 class Unanswered(Exception):
@@ -160,26 +173,22 @@ class Client:
     def _stream(self, path: str, body: Dict[str, Any], timeout: float) -> Reply:
         return joined(self._answer(path, {**body, "stream": True}, timeout).splitlines(), path)
 
-    def info(self, timeout: float) -> Dict[str, Any]:
-        """SGLang's arguments as it took them, keys in clear: of our own server only. Empty if it has none."""
-        status, text = self._open("/server_info", None, timeout, keyed=True)
-        with contextlib.suppress(ValueError):
-            info = json.loads(text)
-            if status == 200 and isinstance(info, dict):
-                return info
-        return {}
+    def gauges(self, timeout: float = 10) -> Dict[str, float]:
+        """The server's counters by our names. Raises Unanswered without `--enable-metrics`."""
+        return gauges(self.get("/metrics", timeout))
 
     def running_requests(self) -> Optional[int]:
         """Requests that run or wait, by the server's own counters; None without `--enable-metrics`."""
-        try:
-            return count_requests(self.get("/metrics"))
-        except Unanswered:
-            return None
+        with contextlib.suppress(Unanswered):
+            seen = self.gauges()
+            waiting = [seen[name] for name in ("running", "queued") if name in seen]
+            return int(sum(waiting)) if waiting else None
+        return None
 
-    def server_info(self) -> Dict[str, Any]:
+    def server_info(self, timeout: float = 10) -> Dict[str, Any]:
         """The server's arguments as it resolved them, and its state. It holds the server's keys in clear."""
         for path in ("/server_info", "/get_server_info"):  # the older name, before 2026
-            status, text = self._open(path, None, 10, keyed=True)
+            status, text = self._open(path, None, timeout, keyed=True)
             if status == 200:
                 with contextlib.suppress(ValueError):
                     answer = json.loads(text)
@@ -210,13 +219,31 @@ class Client:
         # No proxy: the environment's would send a loopback request elsewhere.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
         try:
-            with opener.open(request, timeout=timeout) as answer:
-                return answer.status, answer.read().decode("utf-8", "replace")
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode("utf-8", "replace")
+            with _answer_of(opener, request, timeout) as answer:
+                return answer.code, _whole(answer, timeout)
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise Unanswered(f"{'GET' if body is None else 'POST'} {path}: {reason or type(error).__name__}") from None
+
+
+def _answer_of(opener: urllib.request.OpenerDirector, request: urllib.request.Request, timeout: float) -> Any:
+    """Whatever its status."""
+    try:
+        return opener.open(request, timeout=timeout)
+    except urllib.error.HTTPError as answer:
+        return answer
+
+
+def _whole(answer: Any, timeout: float) -> str:
+    """The body, which a broken server may send for ever, or not to its end. Raises OSError or HTTPException."""
+    until, parts = time.monotonic() + timeout, []
+    while part := answer.read1(CHUNK):
+        parts.append(part)
+        if time.monotonic() > until:
+            raise TimeoutError("timed out: the answer does not end")
+    if answer.length:
+        raise http.client.IncompleteRead(parts[-1] if parts else b"", answer.length)
+    return b"".join(parts).decode("utf-8", "replace")
 
 
 def generated(answer: Dict[str, Any], seconds: float) -> Generated:
@@ -280,13 +307,19 @@ def joined(lines: Iterable[str], path: str) -> Reply:
     return Reply(text or thought, cut)
 
 
-_COUNTER = re.compile(r"^sglang:num_(?:running|queue)_reqs(?:\{[^}]*\})?\s+([0-9.eE+-]+)", re.MULTILINE)
+_GAUGE = re.compile(r"^sglang:(\w+)(?:\{[^}]*\})?\s+([0-9.eE+-]+)\s*$", re.MULTILINE)
 
 
-def count_requests(metrics: str) -> Optional[int]:
-    """The sum of running and queued requests in SGLang's Prometheus text; None if it does not report them."""
-    values = [float(value) for value in _COUNTER.findall(metrics)]
-    return int(sum(values)) if values else None
+def gauges(text: str) -> Dict[str, float]:
+    """The server's counters by our names, out of its Prometheus text; what it does not report is left out."""
+    seen: Dict[str, List[float]] = {}
+    for name, value in _GAUGE.findall(text):
+        with contextlib.suppress(ValueError):
+            seen.setdefault(name, []).append(float(value))
+    found = {ours: combine(seen[theirs]) for ours, (theirs, combine) in GAUGES.items() if theirs in seen}
+    if not found.get("spec_accept_length"):  # 0 is what SGLang says of a server that does not speculate
+        found.pop("spec_accept_length", None)
+    return found
 
 
 def probe_address(plan: Plan) -> str:

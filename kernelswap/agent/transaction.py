@@ -82,6 +82,7 @@ class Unfinished(Failed):
     """The commit has happened, but not all of it could be written."""
 
 
+ANSWERS = 30.0  # seconds for one token of a known-good that is to be measured
 COMMIT_WAITS = (0, 1, 3)  # seconds before each try to write what is left to do after the commit point
 
 
@@ -99,7 +100,7 @@ class Transaction:
         self.stopped: Optional[float] = None  # when all that served had been stopped, seconds of the boot
         self.lacking = False  # whether the known-good must be measured before it stops
         self.key = ""  # by which results of the benchmark are compared
-        self.known: Optional[ThroughputResult] = None  # what the known-good does, where that can be compared
+        self.known: Optional[ThroughputResult] = None  # what the candidate is compared to, see _compared_to
         self.plan: Plan  # of the candidate; read by the preflight
         self.found: Occupants  # what is to be stopped; nothing that comes later is
 
@@ -217,8 +218,11 @@ class Transaction:
         self.key = throughput.key(self.plan, wanted)
         if previous is None or wanted.regression is None:
             return False
-        if wanted.baseline == "stored":
-            self.known = throughput.stored(self.folders, previous, self.key)
+        rollback = self._is_rollback()
+        if rollback or wanted.baseline == "stored":
+            self.known = throughput.stored(self.folders, self._compared_to(), self.key)
+        if rollback:  # away from what may hang, and from what it need not be as fast as
+            return False
         with contextlib.suppress(OSError, ValueError, units.UnitError):
             same_model = host.read_plan(self.folders, previous).model == self.plan.model
             return self.known is None and same_model and units.status(self.plan.unit).active == "active"
@@ -243,8 +247,9 @@ class Transaction:
         try:
             old = host.read_plan(self.folders, str(self.journal.previous))
             units.quarantine(old.unit, network.own_addresses())
-            if left := self._still_running(old):
+            if left := self._left_running(old):
                 raise throughput.Unmeasured(f"{left} request(s) of others are still running")
+            self._client(old).generate(smoke.unique("baseline?"), 1, ANSWERS)  # one that hangs ends this here
             target = throughput.Target(old, self._secrets(old.release))
             tell = self._tell("baseline")
             self.known = throughput.baseline(self.plan, wanted, target, self.key, self.evidence, tell)
@@ -255,23 +260,20 @@ class Transaction:
         self._note_found()
         return Seen(seen)
 
-    def _still_running(self, old: Plan) -> int:
-        """How many requests a server that nobody reaches any more has left after its time to drain."""
-        client, until = self._client(old), time.monotonic() + self.plan.timeouts.drain
-        while (count := client.running_requests()) and time.monotonic() < until:
+    def _left_running(self, old: Plan) -> Optional[int]:
+        """How many requests a server has left after its time to drain; None if it does not say."""
+        server, until = self._client(old), time.monotonic() + self.plan.timeouts.drain
+        while (count := server.running_requests()) and time.monotonic() < until:
             time.sleep(0.25)
-        return count or 0
+        return count
 
     def _wait_for_requests(self) -> str:
         if self.journal.previous is None:
             return "nothing of ours serves"
         try:
-            old = self._client(host.read_plan(self.folders, self.journal.previous))
+            count = self._left_running(host.read_plan(self.folders, self.journal.previous))
         except (OSError, ValueError):
             return f"running requests unknown: the plan of {self.journal.previous} cannot be read"
-        until = time.monotonic() + self.plan.timeouts.drain
-        while (count := old.running_requests()) and time.monotonic() < until:
-            time.sleep(0.25)
         return "running requests unknown" if count is None else f"{count} request(s) running"
 
     def _note_found(self) -> None:
@@ -364,7 +366,7 @@ class Transaction:
         return seen
 
     def _smoke(self) -> Seen:
-        known = smoke.known(self.folders, self.journal.previous)
+        known = smoke.known(self.folders, self._compared_to())
         with self._dead_server_speaks():
             seen, numbers = smoke.check(self.plan, self._client(self.plan), self._since(), known)
         self._keep(SMOKE_FILE, [json.dumps(numbers)])
@@ -381,23 +383,30 @@ class Transaction:
         with self._dead_server_speaks():
             return Seen(*accuracy.check(self.plan, key, self.folders, self.evidence, self._compared_to()))
 
+    def _is_rollback(self) -> bool:
+        return self.request.action == "rollback"
+
     def _compared_to(self) -> Optional[str]:
-        """The release whose answers count as right: on a rollback its own of then, not those that it replaces."""
-        return self.request.release if self.request.action == "rollback" else self.journal.previous
+        """The release whose answers and speed count as right: on a rollback its own of then, not what it replaces."""
+        return self.request.release if self._is_rollback() else self.journal.previous
 
     def _soak(self) -> Seen:
         with self._dead_server_speaks():
             return Seen(*soak.check(self.plan, self._client(self.plan), self._since()))
 
     def _since(self) -> float:
-        """When the server was started, epoch seconds."""
-        return time.time() - (host.uptime() - self.started)
+        """When the server was started, epoch seconds; systemd knows where another agent did."""
+        if self.started:
+            return time.time() - (host.uptime() - self.started)
+        return units.status(self.folders.unit).since or time.time()
 
     def _throughput(self, wanted: Throughput) -> Seen:
         keys, tell = self._secrets(self.request.release), self._tell("throughput")
         with self._dead_server_speaks():
             verdict = throughput.check(self.plan, wanted, keys, self.known, self.key, self.evidence, tell)
         self._still_alive()
+        if verdict.verdict == "inconclusive":
+            self._note(f"throughput is inconclusive: {verdict.why}")
         return Seen(throughput.text(verdict), throughput.numbers(verdict))
 
     @contextlib.contextmanager

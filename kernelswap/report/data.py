@@ -15,6 +15,7 @@ from kernelswap.agent import knowledge
 from kernelswap.diagnosis import Finding, diagnose
 from kernelswap.differences import Change, compare, of_plan
 from kernelswap.measured import (
+    BASELINE,
     BENCH_FILE,
     DRIFT_FILE,
     GPU_FILE,
@@ -155,6 +156,7 @@ def story(host: str, evidence: Evidence) -> Story:
     throughput = _value(ThroughputVerdict, evidence, THROUGHPUT_FILE, unread)
     trace = _read(read_gpus, evidence, GPU_FILE, unread)
     samples = trace.samples if trace else ()
+    candidate = tuple(sample for sample in samples if not sample.phase.startswith(BASELINE))
     server = _read(read_server, evidence, METRICS_FILE, unread) or ()
     runs = _read(read_bench, evidence, BENCH_FILE, unread) or ()
     events = tuple(_events(evidence.files.get("events.jsonl", "")))
@@ -169,7 +171,7 @@ def story(host: str, evidence: Evidence) -> Story:
         changes=changes(report, evidence.plans, evidence.resolved),
         samples=samples,
         server=server,
-        findings=_first_of_each(diagnose(samples, runs, server)) if samples else (),
+        findings=_first_of_each(diagnose(candidate, runs, server)) if candidate else (),
         phases=phases,
         gpus=tuple(_summaries(samples, phases)),
         notes=_notes(report, events),

@@ -81,7 +81,8 @@ def _measured(story: Story) -> str:
     side = "above" if best.change >= 0 else "below"
     margin = story.throughput.margin if story.throughput else None
     noise = f" (of which noise explains {margin:.1%})" if margin is not None else ""
-    return f"{text}, {abs(best.change):.1%} {side} {story.report.previous or 'the known-good'}{noise}"
+    known = story.throughput.baseline.release if story.throughput and story.throughput.baseline else "the known-good"
+    return f"{text}, {abs(best.change):.1%} {side} {known}{noise}"
 
 
 def decisive(story: Story) -> Compared | None:
@@ -189,6 +190,7 @@ DRIFT = {  # DriftVerdict's field -> name, format, whether a limit is a least
     "equal": ("Equal tokens", ".2%", True),
     "first_divergence": ("First token that differs", "d", True),
     "mean_logprob": ("Mean logprob difference, nats", ".4g", False),
+    "worst_prompt": ("Mean logprob difference of the worst prompt, nats", ".4g", False),
     "worst_logprob": ("Worst logprob difference, nats", ".4g", False),
     "kl": ("KL over the top tokens, nats", ".4g", False),
 }

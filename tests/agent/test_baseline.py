@@ -10,6 +10,7 @@ import pytest
 from world import Scenario, World, before
 
 from kernelswap.agent import files, host, service, transaction
+from kernelswap.agent.client import Unanswered
 from kernelswap.agent.server import Failed
 from kernelswap.agent.transaction import Transaction
 from kernelswap.agent.verify import gates, throughput
@@ -43,6 +44,7 @@ def swap(
     monkeypatch: pytest.MonkeyPatch,
     baseline: Any = lambda *_others: KNOWN,
     request: Request = REQUEST,
+    generate: Any = lambda *_others: None,
 ) -> tuple[Report, list[ThroughputResult | None]]:
     """How it ends, and what the candidate was compared to."""
     compared: list[ThroughputResult | None] = []
@@ -59,6 +61,7 @@ def swap(
         patch.setattr(throughput, "key", lambda *_others: "key")
         patch.setattr(throughput, "baseline", baseline)
         patch.setattr(throughput, "check", check)
+        patch.setattr(transaction.client.Client, "generate", generate)
         report = transaction.perform(world.folders, request)
     return report, compared
 
@@ -96,6 +99,40 @@ def test_when_else(change: dict[str, Any], measured: bool, world: World, monkeyp
     ask(world, dataclasses.replace(WANTED, **change))
     report, _ = swap(world, monkeypatch)
     assert ("baseline" in [step.name for step in report.steps]) is measured
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_rollback_is_compared_with_its_own_result_and_waits_for_none(
+    stored: bool, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it leaves may hang, or be faster and wrong."""
+    own = dataclasses.replace(KNOWN, release="b-2")
+    throughput.keep(world.folders, KNOWN)
+    if stored:
+        throughput.keep(world.folders, own)
+    ask(world, dataclasses.replace(WANTED, baseline="fresh"))
+    rollback = dataclasses.replace(REQUEST, action="rollback")
+    report, compared = swap(world, monkeypatch, request=rollback)
+    assert [step.name for step in report.steps] == STEPS
+    assert compared == [own if stored else None]
+
+
+def test_one_that_hangs_is_not_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(*_others: Any) -> None:
+        raise Unanswered("POST /generate: timed out")
+
+    report, compared = swap(world, monkeypatch, lambda *_others: pytest.fail("measured"), generate=hang)
+    assert (report.outcome, compared) == ("committed", [None])
+    assert "POST /generate: timed out" in str(report.steps)
+
+
+def test_an_inconclusive_one_is_noted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    verdict = ThroughputVerdict("inconclusive", "3.0% slower", KNOWN)
+    with world.entered(monkeypatch), monkeypatch.context() as patch:
+        patch.setattr(throughput, "key", lambda *_others: "key")
+        patch.setattr(throughput, "check", lambda *_others: verdict)
+        report = transaction.perform(world.folders, REQUEST)
+    assert report.notes[-1] == "throughput is inconclusive: 3.0% slower"
 
 
 def test_another_model_is_not_compared(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

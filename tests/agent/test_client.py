@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
 
-from kernelswap.agent.client import Client, Unanswered, base_url, count_requests, joined
+from kernelswap.agent.client import Client, Unanswered, base_url, joined
 from kernelswap.protocol import Plan
 
 METRICS = """\
@@ -20,12 +22,9 @@ sglang:num_queue_reqs{engine_type="unified",model_name="tiny",tp_rank="0"} 2.0
 """
 
 
-def test_count_requests() -> None:
-    assert count_requests(METRICS) == 5
-    assert count_requests("python_gc_objects_collected_total 1\n") is None
-
-
 ANSWERS = {
+    "/busy/metrics": (200, METRICS.encode()),
+    "/bare/metrics": (200, b"python_gc_objects_collected_total 1\n"),
     "/ok": (200, b'{"a": 1}'),
     "/text": (200, b"garbage"),
     "/list": (200, b"[]"),
@@ -36,6 +35,20 @@ ANSWERS = {
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
+        if self.path == "/endless":
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(b"data: x\n")
+                    time.sleep(0.02)
+            return
+        if self.path == "/cut":
+            self.send_response(500)
+            self.send_header("Content-Length", "9")
+            self.end_headers()
+            self.wfile.write(b"half")
+            return
         status, body = ANSWERS.get(self.path, (404, b""))
         if self.headers.get("Authorization") == "Bearer wrong":
             status = 401
@@ -72,12 +85,29 @@ def test_answers_and_failures(base: str, monkeypatch: pytest.MonkeyPatch) -> Non
         client.post("/elsewhere", {}, 5)
 
 
+@pytest.mark.parametrize(("server", "count"), [("/busy", 5), ("/bare", None), ("/none", None)])
+def test_running_requests(server: str, count: int | None, base: str) -> None:
+    assert Client(base + server, "tiny").running_requests() == count
+
+
 def test_the_key_goes_only_where_one_is_needed(base: str) -> None:
     """A GET asks for health of whoever listens, which may be a stranger."""
     client = Client(base, "tiny", "wrong")
     assert client.status("/ok") == 200
     with pytest.raises(Unanswered, match="HTTP 401"):
         client.post("/ok", {}, 5)
+
+
+def test_an_answer_without_an_end_ends_by_its_deadline(base: str) -> None:
+    begin = time.monotonic()
+    with pytest.raises(Unanswered, match="POST /endless: timed out"):
+        Client(base, "tiny").post("/endless", {}, 0.2)
+    assert time.monotonic() - begin < 5
+
+
+def test_an_answer_that_is_cut_is_none(base: str) -> None:
+    with pytest.raises(Unanswered, match="IncompleteRead"):
+        Client(base, "tiny").post("/cut", {}, 5)
 
 
 def test_nobody_listens(unused_port: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kernelswap.agent import gpus
+from kernelswap.agent import client, gpus
 from kernelswap.agent.client import Client
 from kernelswap.agent.verify import telemetry
 from kernelswap.agent.verify.telemetry import Telemetry
@@ -43,14 +43,14 @@ def server() -> Iterator[Client]:
 
 
 def test_the_counters_of_sglang_as_recorded() -> None:
-    seen = telemetry.gauges(METRICS)
+    seen = client.gauges(METRICS)
     assert (seen["running"], seen["queued"], seen["token_usage"]) == (6, 6, 0.02)
     assert (round(seen["gen_throughput"], 1), round(seen["cache_hit_rate"], 2)) == (70.3, 0.67)
     assert "spec_accept_length" not in seen, "0 of a server that does not speculate is no figure"
     ranks = METRICS + METRICS.replace('tp_rank="0"', 'tp_rank="1"')
-    assert telemetry.gauges(ranks)["running"] == 12
-    assert telemetry.gauges(ranks)["token_usage"] == 0.02
-    assert telemetry.gauges("no metrics") == {}
+    assert client.gauges(ranks)["running"] == 12
+    assert client.gauges(ranks)["token_usage"] == 0.02
+    assert client.gauges("no metrics") == {}
 
 
 def fake(figures: dict[str, str]) -> Any:

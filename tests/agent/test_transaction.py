@@ -186,6 +186,35 @@ def test_the_next_smoke_is_told_what_the_known_good_wrote(tmp_path: Path, monkey
     assert told == [None, 0.25]
 
 
+def test_a_rollback_writes_texts_as_it_did_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = before(tmp_path, WORLD)
+    world.stage("b-2")
+    files.write(world.folders.measured("a-1") / "smoke.json", '{"garbled": 0.0}')
+    files.write(world.folders.measured("b-2") / "smoke.json", '{"garbled": 0.75}')
+    told = []
+
+    def check(_plan: Plan, _client: Any, _since: float, known: float) -> tuple[str, dict[str, float]]:
+        told.append(known)
+        return "right", {"garbled": 0.75}
+
+    with world.entered(monkeypatch), monkeypatch.context() as patch:
+        patch.setattr(transaction.smoke, "check", check)
+        report = transaction.perform(world.folders, dataclasses.replace(REQUEST, action="rollback"))
+    assert (report.outcome, told) == ("committed", [0.75])
+
+
+def test_errors_of_a_gpu_count_since_the_start_of_the_server_that_is_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where another agent had started it: those of the candidate before it are not the known-good's."""
+    folders = Folders("main", tmp_path)
+    transaction = Transaction(folders, Journal(REQUEST, time.time(), "boot-1", "smoke", back=True, previous="a-1"))
+    monkeypatch.setattr(units, "status", lambda _unit: dataclasses.replace(RUNS, since=1234.5))
+    assert transaction._since() == 1234.5
+    transaction.started = host.uptime() - 60
+    assert abs(transaction._since() - (time.time() - 60)) < 5
+
+
 @pytest.mark.parametrize(("action", "against"), [("converge", "a-1"), ("rollback", "b-2")])
 def test_a_rollback_is_compared_with_what_it_answered_itself(
     action: str, against: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -203,9 +203,10 @@ def committed(folder: Path) -> Report:
         "pass", "no slower than the known-good at any concurrency", after, before, difference, 0.031, 900
     )
     drift = DriftVerdict(
-        "pass", "as the known-good within the limits", NEW, OLD, 24, 6144, 0.984, 61, 0.0121, 0.284, 0.00093,
-        limits={"equal": 0.95, "mean_logprob": 0.05, "worst_logprob": 1.5, "kl": 0.01},
-        noise={"equal": 0.991, "mean_logprob": 0.0083, "worst_logprob": 0.19, "kl": 0.0006},
+        "pass", "as the known-good within the limits", NEW, OLD, 25, 1180, equal=0.984, first_divergence=11,
+        mean_logprob=0.0121, worst_prompt=0.084, worst_logprob=0.284, kl=0.00093,
+        limits={"equal": 0.5, "mean_logprob": 0.1, "worst_prompt": 0.5, "kl": 0.05},
+        noise={"equal": 0.991, "mean_logprob": 0.0083, "worst_prompt": 0.03, "worst_logprob": 0.19, "kl": 0.0006},
     )  # fmt: skip
     begin = START + sum(step.seconds for step in told.steps[:9])
     _write(folder, "throughput.json", encode(throughput))

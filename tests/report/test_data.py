@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import recorded
 
-from kernelswap.protocol import Evidence
+from kernelswap.protocol import DriftLimits, Evidence
 from kernelswap.report import words
 from kernelswap.report.data import OUTPUT, Compared, Metric, Range, Story, changes, story
 from kernelswap.report.text import data, text
@@ -130,6 +130,27 @@ def test_a_finding_stands_once_where_it_weighs_most(told: Told) -> None:
     found = told("committed").findings
     assert len({finding.name for finding in found}) == len(found)
     assert "GPU 5" in found[0].headline
+
+
+def test_what_the_known_good_did_before_its_stop_is_no_finding_of_the_candidate(told: Told) -> None:
+    bare = recorded.report("committed", recorded.steps())
+    rows = list(recorded.gpu_csv(recorded.START))
+    before = [rows[0], *(row.replace(",", ",baseline ", 1) for row in rows[1:])]
+
+    def found(*lines: str) -> Story:
+        return story("gpu-01", Evidence(report=bare, files={"gpu.csv": "\n".join(lines)}))
+
+    assert found(*rows).findings
+    assert found(*before).findings == ()
+    assert len(found(*before).samples) > 100, "the timeline has them"
+
+
+def test_every_limit_of_drift_has_its_row(told: Told) -> None:
+    rows = {row.name: (row.value, row.limit, row.judged) for row in words.drift_rows(told("committed"))}
+    assert set(DriftLimits.__dataclass_fields__) & set(words.DRIFT) == {"mean_logprob", "worst_prompt", "kl"}
+    assert rows["Mean logprob difference of the worst prompt, nats"] == ("0.084", "at most 0.5", "within")
+    assert rows["KL over the top tokens, nats"] == ("0.00093", "at most 0.05", "within")
+    assert rows["Worst logprob difference, nats"] == ("0.284", "", "")
 
 
 def test_nothing_but_a_report_is_a_story() -> None:

@@ -67,8 +67,8 @@ def known(folders: Folders, release: Optional[str]) -> Optional[AccuracyVerdict]
 def judge(
     release: str, key: str, scores: Sequence[float], wanted: Accuracy, known_good: Optional[AccuracyVerdict]
 ) -> AccuracyVerdict:
-    """Against the floor, and against the known-good beyond what chance explains: the spread of either's runs, or two
-    standard errors of a share of so many questions."""
+    """Against the floor, and against the known-good beyond what chance explains: the spread of its runs, or two
+    standard errors of a share of so many questions. The candidate's own spread excuses nothing."""
     score, spread = mean(scores), max(scores) - min(scores)
     baseline = known_good if known_good and known_good.key == key else None
     margin = None
@@ -77,7 +77,7 @@ def judge(
         over.append(f"{score:.1%} of {wanted.questions} answers are right, the floor is {wanted.floor:.1%}")
     if baseline:
         error = math.sqrt(baseline.mean * (1 - baseline.mean) / wanted.questions)
-        margin = max(spread, baseline.spread, 2 * error)
+        margin = max(baseline.spread, 2 * error)
         if score < baseline.mean - margin:
             over.append(
                 f"{score:.1%} of {wanted.questions} answers are right, {baseline.release} had {baseline.mean:.1%},"
@@ -122,7 +122,10 @@ def run(plan: Plan, wanted: Accuracy, api_key: str, timeout: float) -> float:
         raise Failed(Cause(what, where, todo, "accuracy", "release")) from None
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     try:
-        return float(lines[-1])
+        score = float(lines[-1])
+        if math.isfinite(score):
+            return score
+        raise ValueError(lines[-1])
     except (IndexError, ValueError):
         said = [line for line in done.stderr.splitlines() if line.strip()]
         last = said[-1] if said else f"exit {done.returncode}"

@@ -20,7 +20,6 @@ from typing import IO, Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from kernelswap.agent import client, engine, files, host
 from kernelswap.agent.client import Client, Unanswered
-from kernelswap.agent.verify import telemetry
 from kernelswap.measured import Run
 from kernelswap.protocol import Plan, Throughput
 
@@ -157,7 +156,7 @@ class Benchmark:
 
     def _requests(self) -> Tuple[Optional[float], Optional[float]]:
         try:
-            seen = telemetry.gauges(self.server.get("/metrics", timeout=2))
+            seen = self.server.gauges(timeout=2)
         except Unanswered:
             return None, None
         return seen.get("running"), seen.get("queued")
@@ -217,7 +216,7 @@ def parse(line: str) -> Optional[Dict[str, float]]:
         values = json.loads(line)
     except ValueError:
         return None
-    if not isinstance(values, dict) or "output_throughput" not in values:
+    if not isinstance(values, dict) or not _is_number(values.get("output_throughput")):
         return None
     cached = values.pop("cache_report", None)
     if isinstance(cached, dict):

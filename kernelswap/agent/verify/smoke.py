@@ -216,7 +216,10 @@ def _check_long(asked: Asked) -> List[str]:
     """A prompt that is prefilled in more than one chunk, if the server's context has room for it."""
     sentence = prompts()["continue"][2]
     each = max(1, asked.server.generate(unique(sentence * 10), 1, asked.left).prompt // 10)
-    count = max(1, long_prompt(asked.server.info(asked.left)) // each)
+    info: Dict[str, Any] = {}
+    with contextlib.suppress(Unanswered):
+        info = asked.server.server_info(asked.left)
+    count = max(1, long_prompt(info) // each)
     reply = asked.server.generate(unique(sentence * count), TOKENS, asked.left, answers.TOP)
     asked.notes.append(f"a prompt of {reply.prompt} tokens")
     return [f"of {reply.prompt} tokens: {fault}" for fault in answers.faults(reply, TOKENS)]

@@ -12,13 +12,12 @@ import contextlib
 import csv
 import importlib
 import os
-import re
 import signal
 import threading
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence, TextIO, Tuple, Type
+from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence, TextIO, Type
 
 from kernelswap.agent import client, gpus
 from kernelswap.agent.client import Client, Unanswered
@@ -30,17 +29,6 @@ INTERVAL = 0.5  # seconds between two samples of a GPU
 ROUNDS = 1200  # after so many the interval doubles, so that a file stays below some MB whatever the run takes
 SILENT = 10.0  # seconds without a sample after which a GPU that keeps the child from ending is taken as hanging
 GONE = "-"  # the child's line for a GPU that can be read no more
-
-# Of SGLang 0.5.23's gauges (srt/observability/metrics_collector.py). Several schedulers report apart: sums of requests
-# and tokens, the fullest cache, the mean of rates.
-GAUGES: Dict[str, Tuple[str, Callable[[Sequence[float]], float]]] = {
-    "running": ("num_running_reqs", sum),
-    "queued": ("num_queue_reqs", sum),
-    "token_usage": ("token_usage", max),
-    "cache_hit_rate": ("cache_hit_rate", lambda values: sum(values) / len(values)),
-    "gen_throughput": ("gen_throughput", sum),
-    "spec_accept_length": ("spec_accept_length", lambda values: sum(values) / len(values)),
-}
 
 
 def sampling(plan: Plan, evidence: Path, present: Optional[Sequence[Gpu]] = None) -> Telemetry:
@@ -152,7 +140,7 @@ class Telemetry:
         with contextlib.ExitStack() as stack:
             for _ in _rounds(2 * INTERVAL, self._over.wait):
                 try:
-                    seen = gauges(self._server.get("/metrics", timeout=2))
+                    seen = self._server.gauges(timeout=2)
                 except Unanswered as error:
                     if "HTTP 404" in str(error):
                         self.notes.append("SGLang's counters are not sampled: the server has no --enable-metrics")
@@ -160,21 +148,6 @@ class Telemetry:
                     continue
                 add = add or stack.enter_context(_table(path, SERVER_COLUMNS))
                 add([f"{time.time():.3f}", self._phase, *(_cell(seen.get(name)) for name in SERVER_COLUMNS[2:])])
-
-
-_GAUGE = re.compile(r"^sglang:(\w+)(?:\{[^}]*\})?\s+([0-9.eE+-]+)\s*$", re.MULTILINE)
-
-
-def gauges(text: str) -> Dict[str, float]:
-    """The server's counters by our names, out of its Prometheus text; what it does not report is left out."""
-    seen: Dict[str, List[float]] = {}
-    for name, value in _GAUGE.findall(text):
-        with contextlib.suppress(ValueError):
-            seen.setdefault(name, []).append(float(value))
-    found = {ours: combine(seen[theirs]) for ours, (theirs, combine) in GAUGES.items() if theirs in seen}
-    if not found.get("spec_accept_length"):  # 0 is what SGLang says of a server that does not speculate
-        found.pop("spec_accept_length", None)
-    return found
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from kernelswap.agent.host import Folders
 from kernelswap.agent.server import Failed
 from kernelswap.agent.verify import bench, gates, telemetry
 from kernelswap.agent.verify.bench import Benchmark, NoResult
-from kernelswap.measured import BENCH_FILE, THROUGHPUT_FILE, Run, ThroughputResult, ThroughputVerdict
+from kernelswap.measured import BASELINE, BENCH_FILE, THROUGHPUT_FILE, Run, ThroughputResult, ThroughputVerdict
 from kernelswap.protocol import Cause, Plan, Throughput, decode, encode
 
 COLD = 0.10  # share of the prompts' tokens that may come out of the cache: random prompts of a small vocabulary repeat
@@ -129,7 +129,7 @@ def _measured(session: Session, wanted: Throughput, known: Optional[ThroughputRe
 
 def baseline(plan: Plan, wanted: Throughput, old: Target, key: str, evidence: Path, tell: Tell) -> ThroughputResult:
     """Measure the known-good as the candidate will be, by the candidate's benchmark. Raises Failed or Unmeasured."""
-    with Session(plan, old, wanted, key, evidence, tell, prefix="baseline ") as session:
+    with Session(plan, old, wanted, key, evidence, tell, prefix=BASELINE) as session:
         session.more(wanted.repetitions)
         return session.result()
 
@@ -226,7 +226,8 @@ class Session:
             self._sampled.phase("")
         run = bench.run_of(measured.values, concurrency, requests)
         times = {"started": measured.started, "ended": measured.ended}
-        line = {**measured.values, "concurrency": concurrency, "phase": self._prefix + phase, **times}
+        asked = {"concurrency": concurrency, "requests": requests, "phase": self._prefix + phase}
+        line = {**measured.values, **asked, **times}
         with contextlib.suppress(OSError):
             files.append(self._evidence / BENCH_FILE, json.dumps(line), synced=False)
         return measured, run
@@ -235,6 +236,7 @@ class Session:
         """Raises Failed where a number would say nothing, through the server's fault."""
         requests = run.completed + run.failed
         asked, sent = requests * self._wanted.output_tokens, requests * self._wanted.input_tokens
+        blame = "release"
         if run.failed:
             what, todo = f"{run.failed} of {requests} benchmark requests failed", "read the server's log"
         elif run.output_tokens != asked:
@@ -242,9 +244,10 @@ class Session:
             todo = "see whether prompt and answer fit into the server's context length"
         elif abs(run.input_tokens - sent) > SPECIAL * sent:
             what, todo = f"the benchmark sent {run.input_tokens} tokens, not {sent}", "see the benchmark's own options"
+            blame = "host"
         else:
             return
-        raise Failed(Cause(what, f"{self._evidence}/{BENCH_FILE}", todo, "throughput", "release"))
+        raise Failed(Cause(what, f"{self._evidence}/{BENCH_FILE}", todo, "throughput", blame))
 
 
 def is_cold(run: Run, flushed: bool) -> bool:

@@ -40,7 +40,7 @@ def test_only_finite_numbers_are_kept() -> None:
     assert kept["cached_tokens"] == 32
 
 
-@pytest.mark.parametrize("line", ["", "{", "[]", '{"completed": 3}', "Traceback"])
+@pytest.mark.parametrize("line", ["", "{", "[]", '{"completed": 3}', '{"output_throughput": NaN}', "Traceback"])
 def test_what_is_no_result(line: str) -> None:
     assert bench.parse(line) is None
 

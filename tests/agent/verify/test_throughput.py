@@ -76,6 +76,7 @@ def test_a_ladder_is_measured_and_kept(start: Start, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "e" / "bench.jsonl").read_text().splitlines()]
     phases = [f"run c={at} {number}/3" for number in (1, 2, 3) for at in (4, 1)]
     assert [line["phase"] for line in lines] == ["warm-up", *phases]
+    assert [line["requests"] for line in lines[1:]] == [8, 2] * 3
     assert all(lines[index]["ended"] <= lines[index + 1]["started"] for index in range(6))
     assert len([text for text in told if "output tok/s" in text]) == 6
     kept = (tmp_path / "e" / "throughput.json").read_text()
@@ -192,6 +193,7 @@ def test_a_run_that_did_not_do_what_was_asked(change: dict[str, int], says: str,
     with pytest.raises(Failed) as failure:
         session._check(run(input_tokens=change.pop("input_tokens", 64), **change))
     assert failure.value.cause.what == says
+    assert failure.value.cause.blame == ("host" if "sent" in says else "release"), "prompts are the benchmark's own"
 
 
 def test_only_what_can_be_compared_is_taken_from_the_store(tmp_path: Path) -> None:
