@@ -14,6 +14,7 @@ codes, endpoints, order of start), but it computes nothing. STANDIN_FAULT makes 
     garbage                 answers fluently and wrongly
     nan                     computes logprobs that are no numbers
     slow-answer:SECONDS     needs so long for each token
+    slow-benchmark:SECONDS  the same for a benchmark only
     hangs-after:REQUESTS    answers so many, and no more
     hangs-on-stop           ignores every signal but SIGKILL
 """
@@ -171,6 +172,7 @@ class Handler(BaseHTTPRequestHandler):
             self.begin(200, "text/event-stream")
             for number in range(1, count + 1):
                 self.wait_for_tokens(1)
+                time.sleep(float(AMOUNT) if FAULT == "slow-benchmark" else 0)
                 event = {"text": "x" * number, "meta_info": {"completion_tokens": number}}
                 self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
             self.wfile.write(b"data: [DONE]\n\n")
