@@ -57,7 +57,7 @@ def swap(
         files.write(evidence / "throughput.json", encode(verdict))
         return verdict
 
-    with world.entered(monkeypatch), monkeypatch.context() as patch:
+    with world.entered(monkeypatch) as patch:
         patch.setattr(throughput, "key", lambda *_others: "key")
         patch.setattr(throughput, "baseline", baseline)
         patch.setattr(throughput, "check", check)
@@ -128,7 +128,7 @@ def test_one_that_hangs_is_not_waited_for(world: World, monkeypatch: pytest.Monk
 
 def test_an_inconclusive_one_is_noted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     verdict = ThroughputVerdict("inconclusive", "3.0% slower", KNOWN)
-    with world.entered(monkeypatch), monkeypatch.context() as patch:
+    with world.entered(monkeypatch) as patch:
         patch.setattr(throughput, "key", lambda *_others: "key")
         patch.setattr(throughput, "check", lambda *_others: verdict)
         report = transaction.perform(world.folders, REQUEST)
@@ -171,14 +171,12 @@ def test_trouble_with_it_is_told_and_stops_nothing(
 
 
 def test_requests_of_others_are_no_baseline(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        entered = world.entered(patch)
-        with entered:
-            patch.setattr(transaction.client.Client, "running_requests", lambda _self: 3)
-            patch.setattr(throughput, "key", lambda *_others: "key")
-            patch.setattr(throughput, "check", lambda *_others: ThroughputVerdict("pass", "", KNOWN))
-            patch.setattr(throughput, "baseline", lambda *_others: pytest.fail("measured"))
-            report = transaction.perform(world.folders, REQUEST)
+    with world.entered(monkeypatch) as patch:
+        patch.setattr(transaction.client.Client, "running_requests", lambda _self: 3)
+        patch.setattr(throughput, "key", lambda *_others: "key")
+        patch.setattr(throughput, "check", lambda *_others: ThroughputVerdict("pass", "", KNOWN))
+        patch.setattr(throughput, "baseline", lambda *_others: pytest.fail("measured"))
+        report = transaction.perform(world.folders, REQUEST)
     assert "3 request(s) of others are still running" in str(report.steps)
 
 

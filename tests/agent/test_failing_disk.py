@@ -101,9 +101,9 @@ def test_it_ends_well_and_says_so(
             spoilt = True
             mount.spoil(how)
 
-    with world.entered(monkeypatch):
-        monkeypatch.setattr(preflight, "disk", lambda *_others: [])  # of which these hosts have none to spare
-        monkeypatch.setattr(host, "write_journal", spoil)
+    with world.entered(monkeypatch) as patch:
+        patch.setattr(preflight, "disk", lambda *_others: [])  # of which these hosts have none to spare
+        patch.setattr(host, "write_journal", spoil)
         service.run("main", SWAP)
         report = host.report(world.folders, SWAP)
         assert report

@@ -92,8 +92,8 @@ def test_an_agent_that_waits_for_another_says_for_whom(tmp_path: Path, monkeypat
     owner = context.Process(target=_hold, args=(world.folders.lock, ready))
     owner.start()
     assert ready.wait(10)
-    with world.entered(monkeypatch):
-        monkeypatch.setattr(files, "lock", functools.partial(files.lock, every=0.1))
+    with world.entered(monkeypatch) as patch:
+        patch.setattr(files, "lock", functools.partial(files.lock, every=0.1))
         service.run("main", REQUEST.swap)
     owner.join()
     story = (world.folders.evidence(REQUEST.swap) / "events.jsonl").read_text()

@@ -303,9 +303,9 @@ def test_what_was_foreseen_is_compared_with_what_the_server_says(
     values = {"page_size": "64", "moe_runner_backend": '"triton"', "random_seed": "1", "api_key": "null"}
     said = engine.Answer("0.5.23", resolved=True, values=values, warnings=("--disable-cuda-graph is deprecated",))
     served = {"page_size": 32, "moe_runner_backend": "triton", "random_seed": 2, "api_key": "k3y", "version": "0.5.24"}
-    with world.entered(monkeypatch):
-        monkeypatch.setattr(engine, "asked", lambda *_others: contextlib.nullcontext(lambda: said))
-        monkeypatch.setattr(client.Client, "server_info", lambda _self: served)
+    with world.entered(monkeypatch) as patch:
+        patch.setattr(engine, "asked", lambda *_others: contextlib.nullcontext(lambda: said))
+        patch.setattr(client.Client, "server_info", lambda _self: served)
         report = transaction.perform(world.folders, REQUEST)
     assert report.outcome == "committed"
     assert report.notes == (

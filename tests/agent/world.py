@@ -88,7 +88,9 @@ class World:
         self.folders = Folders("main", root)
 
     @contextlib.contextmanager
-    def entered(self, monkeypatch: pytest.MonkeyPatch, broken: bool = False) -> Iterator[None]:
+    def entered(self, monkeypatch: pytest.MonkeyPatch, broken: bool = False) -> Iterator[pytest.MonkeyPatch]:
+        """What is yielded takes further patches: taken back in the wrong order, one of ours would stay for ever."""
+
         def ready(plan: Plan, *_others: Any) -> str:
             text = files.read(self.folders.release(plan.release) / UNIT)
             if self.systemd.running.get(plan.unit) != text:
@@ -138,7 +140,7 @@ class World:
             patch.setattr(drift, "check", judge)
             patch.setattr(soak, "check", judge)
             patch.setattr(zero, "_is_healthy", lambda _port: True)
-            yield
+            yield patch
 
     def stage(self, release: str) -> None:
         """As roles/server.py does: every file whole, its folder synced, the folders above not."""

@@ -53,9 +53,17 @@ def report(host: Host) -> dict[str, Any]:
     return value
 
 
-def log_xid(host: Host, gpu: dict[str, Any], code: int, when: str = "now") -> None:
+def log_xid(host: Host, gpu: dict[str, Any], code: int) -> None:
     line = f"gpu1 kernel: NVRM: Xid (PCI:{gpu['pci']}): {code}, as the driver says"
-    host.run(f"echo $(date --iso-8601=seconds --date '{when}') '{line}' >>/var/log/kern.log")
+    host.run(f"echo $(date --iso-8601=seconds) '{line}' >>/var/log/kern.log")
+
+
+def log_xid_in_the_swap(host: Host, gpu: dict[str, Any], code: int) -> None:
+    """Between the old server's end and the candidate's start."""
+    line = f"gpu1 kernel: NVRM: Xid (PCI:{gpu['pci']}): {code}, as the driver says"
+    wait = "until [ -e /run/systemd/system.control/sglang-main.service ]; do sleep 0.02; done"
+    host.write("/root/xid.sh", f"{wait}; echo $(date --iso-8601=seconds) '{line}' >>/var/log/kern.log\n")
+    host.run("systemd-run -q --collect sh /root/xid.sh")
 
 
 def needing(*gpus: str | int) -> str:
@@ -124,12 +132,12 @@ def test_a_release_is_pinned_by_uuid_and_its_server_told_the_index(project: Proj
 def test_what_a_gpu_does_during_a_swap_is_told_and_its_failure_bars_no_release(project: Project, host: Host) -> None:
     gpu = seen(host)[0]
     project.model(needing(0))
-    log_xid(host, gpu, 31, "1 minute")  # while the swap goes on, as far as the swap can tell
+    log_xid_in_the_swap(host, gpu, 31)
     committed = project.deploy("-y")
     assert committed.code == 0
     assert f"GPU 0 {gpu['uuid']}: Xid 31 at " in committed
 
-    log_xid(host, gpu, 95, "1 minute")
+    log_xid_in_the_swap(host, gpu, 95)
     assert "ROLLED BACK" in project.deploy("--profile", "crash", "-y")
     cause = report(host)["cause"]
     assert (cause["blame"], cause["signature"]) == ("host", "gpu")

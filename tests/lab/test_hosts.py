@@ -98,7 +98,7 @@ def test_down_cleans_up_after_an_interrupted_up_and_a_lost_folder(tmp_path: Path
     beside = Lab(tmp_path / "beside")
     try:
         with pytest.raises(subprocess.TimeoutExpired):
-            beside.sh("up", "2", timeout=1.2)
+            beside.sh("up", "2", timeout=0.6)
         for path in beside.folder.glob("*"):
             if path.is_file():
                 path.unlink()
