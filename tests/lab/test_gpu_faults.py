@@ -62,7 +62,7 @@ def log_xid_in_the_swap(host: Host, gpu: dict[str, Any], code: int) -> None:
     """Between the old server's end and the candidate's start."""
     line = f"gpu1 kernel: NVRM: Xid (PCI:{gpu['pci']}): {code}, as the driver says"
     wait = "until [ -e /run/systemd/system.control/sglang-main.service ]; do sleep 0.02; done"
-    host.write("/root/xid.sh", f"{wait}; echo $(date --iso-8601=seconds) '{line}' >>/var/log/kern.log\n")
+    host.write("/root/xid.sh", f"{wait}; echo $(date +%FT%T.%6N%:z) '{line}' >>/var/log/kern.log\n")
     host.run("systemd-run -q --collect sh /root/xid.sh")
 
 
