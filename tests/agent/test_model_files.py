@@ -150,8 +150,8 @@ TABLE = """\
 30 21 0:30 / /data rw - nfs4 server:/export rw
 31 21 0:31 / /data/with\\040space rw - fuse.gcsfuse bucket rw
 32 21 0:32 / /database rw - xfs /dev/sda rw
-33 21 0:33 / /work rw - ext4 /dev/sdb rw
-34 33 0:34 / /work rw - lustre mds:/fs rw
+33 21 0:33 / /scratch rw - ext4 /dev/sdb rw
+34 33 0:34 / /scratch rw - lustre mds:/fs rw
 """
 
 
@@ -163,7 +163,7 @@ TABLE = """\
         ("/data/m", "nfs4", True),
         ("/data/with space/m", "fuse.gcsfuse", True),
         ("/database/m", "xfs", False),
-        ("/work/m", "lustre", True),
+        ("/scratch/m", "lustre", True),
     ],
 )
 def test_the_file_system_is_told_where_it_is_slow(
