@@ -22,7 +22,7 @@ KINDS = (
     pytest.param("controller", marks=pytest.mark.exhaustive),
     pytest.param("connection", marks=pytest.mark.exhaustive),
     "agent",
-    "power",
+    pytest.param("power", marks=pytest.mark.exhaustive),
 )
 LAST = "power"
 
