@@ -111,16 +111,6 @@ def _as_the_unit(plan: Plan, extra: Mapping[str, str], folder: str) -> Dict[str,
     return {"cwd": folder, "env": {**plan.environment, **extra}, "user": uid, "group": gid, "extra_groups": groups}
 
 
-def version(plan: Plan) -> str:
-    """Of the SGLang that is installed, without importing it; "" where it does not say."""
-    ask = "import importlib.metadata; print(importlib.metadata.version('sglang'))"
-    try:
-        done = run(plan, ["-c", ask], timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
-
-
 @contextlib.contextmanager
 def scratch(plan: Plan) -> Iterator[str]:
     """A folder of the unit's user, gone afterwards."""
@@ -230,6 +220,7 @@ def _seen_of(gpus: Sequence[Gpu]) -> List[Dict[str, Any]]:
             "capability": [int(part) for part in gpu.capability.split(".")],
             "name": gpu.name,
             "memory": (gpu.memory_total or 0) * 1024 * 1024,
+            "driver": gpu.driver,
         }
         for gpu in gpus
     ]
@@ -245,7 +236,6 @@ def _place(folders: Folders, plan: Plan, seen: Sequence[Mapping[str, Any]]) -> O
     identity = run(plan, ["-c", IDENTITY], plan.timeouts.preflight, named).stdout.strip()
     if not identity:
         return None
-    driver = files.read(Path("/proc/driver/nvidia/version"))
     decides = [
         PROBE,
         MOE_PROBE,
@@ -255,7 +245,6 @@ def _place(folders: Folders, plan: Plan, seen: Sequence[Mapping[str, Any]]) -> O
         plan.environment,
         words,
         seen,
-        driver,
     ]
     return folders.answers / (hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest() + ".json")
 

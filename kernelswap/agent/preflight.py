@@ -44,11 +44,16 @@ SYSTEMD_MIN = 247  # the first with reliable --timestamp=unix and credentials
 
 @dataclass(frozen=True)
 class Findings:
-    """What a preflight found: faults stand against the swap, each with its way out; notes do not."""
+    """What a preflight found: faults stand against the swap, each with its way out; notes do not.
+
+    gpus: those that the server will have. version: SGLang's, "" where it does not say.
+    """
 
     faults: List[str]
     notes: List[str]
     resolved: Optional[Resolved] = None
+    gpus: Sequence[Gpu] = ()
+    version: str = ""
 
 
 def look(folders: Folders, request: Request, plan: Plan, found: Occupants) -> Findings:
@@ -65,7 +70,7 @@ def look(folders: Folders, request: Request, plan: Plan, found: Occupants) -> Fi
     faults = [*cheap, *unusable]
     faults += engine_faults(plan, said, bool(faults), bool(unusable))
     lines = [*notes(plan, said, usable), *host_notes(plan, present, model)]
-    return Findings(faults, lines, _resolved(plan, said))
+    return Findings(faults, lines, _resolved(plan, said), usable, said.version)
 
 
 def host_faults(folders: Folders, request: Request, plan: Plan, found: Occupants) -> List[str]:

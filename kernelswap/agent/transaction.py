@@ -174,7 +174,7 @@ class Transaction:
         # What is staged was perhaps never synced, and the way back from here on may lead over a reboot.
         files.sync_tree(self.folders.release(release), top=self.folders.config.parent.parent)
         files.reserve(self.folders.reserve, host.RESERVE)
-        self.lacking = self._lacks_baseline()
+        self.lacking = self._lacks_baseline(findings)
         self._tell_budget()
         overrides = units.status(self.plan.unit).overrides
         changed = f"; the unit is changed by {', '.join(overrides)}" if overrides else ""
@@ -210,12 +210,12 @@ class Transaction:
         except gpus.GpuError as error:
             raise Failed(Cause(str(error), "nvidia-smi", "repair the driver, or reboot the host", "nvml")) from None
 
-    def _lacks_baseline(self) -> bool:
+    def _lacks_baseline(self, findings: preflight.Findings) -> bool:
         """Whether the known-good must be measured before it stops, so that the candidate can be compared to it."""
         wanted, previous = self.plan.verify.throughput, self.journal.previous
         if wanted is None:
             return False
-        self.key = throughput.key(self.plan, wanted)
+        self.key = throughput.key(self.plan, wanted, findings.gpus, findings.version)
         if previous is None or wanted.regression is None:
             return False
         rollback = self._is_rollback()

@@ -13,16 +13,16 @@ import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
-from kernelswap.agent import client, engine, files, gpus
+from kernelswap.agent import client, files
 from kernelswap.agent.client import Client
 from kernelswap.agent.host import Folders
 from kernelswap.agent.server import Failed
 from kernelswap.agent.verify import bench, gates, telemetry
 from kernelswap.agent.verify.bench import Benchmark, NoResult
 from kernelswap.measured import BASELINE, BENCH_FILE, THROUGHPUT_FILE, Run, ThroughputResult, ThroughputVerdict
-from kernelswap.protocol import Cause, Plan, Throughput, decode, encode
+from kernelswap.protocol import Cause, Gpu, Plan, Throughput, decode, encode
 
 COLD = 0.10  # share of the prompts' tokens that may come out of the cache: random prompts of a small vocabulary repeat
 SPECIAL = 0.1  # share of a prompt's tokens that an older benchmark, which sends text, leaves to the tokenizer's own
@@ -49,24 +49,15 @@ class Target:
         return Client(client.base_url(self.plan), self.plan.served_name, key).flush(FLUSH)
 
 
-def key(plan: Plan, wanted: Throughput) -> str:
+def key(plan: Plan, wanted: Throughput, cards: Sequence[Gpu], version: str) -> str:
     """Digest of all that must be equal for two results to be compared: the runs, the model, the GPUs with their driver,
-    and the SGLang whose benchmark it is. The known-good is measured again where any has changed."""
-    try:
-        cards = [(gpu.name, gpu.uuid) for gpu in gpus.assigned(gpus.of_host(plan), plan.gpus)]
-    except gpus.GpuError:
-        cards = []
-    model = [plan.model, plan.model_path, _read(Path(plan.model_path) / "config.json")]
-    driver = _read(Path("/sys/module/nvidia/version"))
-    runs = [wanted.ladder, wanted.input_tokens, wanted.output_tokens, wanted.requests]
-    decides = [runs, model, cards, driver, plan.python, engine.version(plan)]
-    return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
-
-
-def _read(path: Path) -> str:
+    and the SGLang (its version) whose benchmark it is. The known-good is measured again where any has changed."""
+    model: List[Optional[str]] = [plan.model, plan.model_path]
     with contextlib.suppress(OSError):
-        return files.read(path) or ""
-    return ""
+        model.append(files.read(Path(plan.model_path) / "config.json"))
+    runs = [wanted.ladder, wanted.input_tokens, wanted.output_tokens, wanted.requests]
+    decides = [runs, model, [(gpu.name, gpu.uuid, gpu.driver) for gpu in cards], plan.python, version]
+    return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
 
 
 def stored(folders: Folders, release: Optional[str], key: str) -> Optional[ThroughputResult]:

@@ -20,11 +20,12 @@ from kernelswap.agent.server import Failed
 from kernelswap.agent.verify import throughput
 from kernelswap.agent.verify.throughput import Target
 from kernelswap.measured import Run, ThroughputResult, ThroughputVerdict
-from kernelswap.protocol import Plan, Throughput, Timeouts, decode
+from kernelswap.protocol import Gpu, Plan, Throughput, Timeouts, decode
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the agent is root")
 
 STANDIN = Path(__file__).parents[3] / "lab" / "standin"
+H200 = Gpu(0, "GPU-a", "NVIDIA H200", driver="580.65")
 WANTED = Throughput(4, 8, 8, 8, floor=1, lower=(1,), regression=0.2)
 Start = Callable[..., Plan]
 
@@ -210,15 +211,19 @@ def test_only_what_can_be_compared_is_taken_from_the_store(tmp_path: Path) -> No
     assert throughput.stored(folders, None, "key") is None
 
 
-def test_what_a_result_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(throughput.engine, "version", lambda plan: {"/p": "0.5.23"}.get(plan.python, "0.5.24"))
-    monkeypatch.setattr(throughput.gpus, "of_host", lambda _plan: ())
+def test_what_a_result_depends_on(tmp_path: Path) -> None:
+    def key_of(plan: Plan, wanted: Throughput, gpu: Gpu = H200, version: str = "0.5.23") -> str:
+        return throughput.key(plan, wanted, [gpu], version)
+
     plan = Plan("main", "b-2", "b", "m", "/p", (), {}, "root", str(tmp_path), "m", "127.0.0.1", 1)
-    key = throughput.key(plan, WANTED)
+    key = key_of(plan, WANTED)
     same = dataclasses.replace(plan, release="c-3", profile="c", argv=("--moe-runner-backend", "x"), port=2)
-    assert throughput.key(same, dataclasses.replace(WANTED, floor=9, repetitions=5, regression=None)) == key
-    assert throughput.key(dataclasses.replace(plan, python="/q"), WANTED) != key
-    assert throughput.key(plan, dataclasses.replace(WANTED, input_tokens=9)) != key
-    assert throughput.key(plan, dataclasses.replace(WANTED, lower=())) != key
+    assert key_of(same, dataclasses.replace(WANTED, floor=9, repetitions=5, regression=None)) == key
+    assert key_of(dataclasses.replace(plan, python="/q"), WANTED) != key
+    assert key_of(plan, dataclasses.replace(WANTED, input_tokens=9)) != key
+    assert key_of(plan, dataclasses.replace(WANTED, lower=())) != key
+    assert key_of(plan, WANTED, version="0.5.24") != key
+    assert key_of(plan, WANTED, dataclasses.replace(H200, driver="590.1")) != key
+    assert key_of(plan, WANTED, dataclasses.replace(H200, uuid="GPU-b")) != key
     (tmp_path / "config.json").write_text("{}")
-    assert throughput.key(plan, WANTED) != key
+    assert key_of(plan, WANTED) != key
