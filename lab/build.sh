@@ -4,8 +4,7 @@
 #   engine   /opt/sglang: SGLang in a venv of Debian's own Python
 #   model    /srv/models/tiny and the shim that lets SGLang run without CUDA packages
 #   nvml     the simulated libnvidia-ml.so.1
-#   standin  /opt/standin: what stands in for SGLang where its load time is not the point; /opt/faulty: what breaks the real one,
-#            /opt/slow what makes it slower
+#   standin  /opt/standin: what stands in for SGLang where its load time is not the point; /opt/faulty: what breaks the real one
 # Each layer is named by a digest of what it is made from, so a changed input remakes it and what stands on it, and nothing else.
 #   build.sh            make what is missing, print the layers
 #   build.sh clean      remove what this checkout does not use and no host has mounted
@@ -23,7 +22,7 @@ name_layers() {
   engine=$cache/engine-$({ echo "$base $wheels"; declare -f make_engine; } | digest)
   model=$cache/model-$({ echo "$engine"; cat "$here/make_model.py" "$here/shim/sitecustomize.py"; declare -f make_model; } | digest)
   nvml=$cache/nvml-$({ echo "$base"; cat "$here/nvml/nvml.c"; declare -f make_nvml; } | digest)
-  standin=$cache/standin-$({ cat "$here"/standin/sglang/{,srt/}*.py "$here"/{faulty,slow}/*.py; declare -f make_standin; } | digest)
+  standin=$cache/standin-$({ cat "$here"/standin/sglang/{,srt/}*.py "$here"/faulty/*.py; declare -f make_standin; } | digest)
 }
 
 # Masked: what has nothing to do here, then what would reach into the kernel that the hosts share with this machine. Removed: the
@@ -99,7 +98,6 @@ make_standin() {
     install -D -m 644 "$here/standin/sglang/$file.py" "$1/opt/standin/sglang/$file.py"
   done
   install -D -m 644 "$here/faulty/sitecustomize.py" "$1/opt/faulty/sitecustomize.py"
-  install -D -m 644 "$here/slow/sitecustomize.py" "$1/opt/slow/sitecustomize.py"
 }
 
 inside() { # inside ROOT COMMAND...: run it there in a clean environment

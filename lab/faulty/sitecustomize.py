@@ -25,7 +25,8 @@ and in the weights, as a wrong loader or kernel makes them, when they are loaded
     scaled-norm          by 1.5
     swapped-rare-tokens  two tokens' embeddings
 
-A fault counts and draws afresh when the file changes. Nothing is installed where LAB_FAULT is not set.
+A fault counts and draws afresh when the file changes. LAB_SLOW=1.15 makes each forward pass take 15 % longer, as a
+worse kernel would; @FILE is read at each, so that one server can be both. Nothing is installed where neither is set.
 """
 
 import asyncio
@@ -36,6 +37,7 @@ import os
 import random
 import re
 import sys
+import time
 from pathlib import Path
 
 SHIM = Path("/opt/sglang/shim/sitecustomize.py")
@@ -64,6 +66,7 @@ class Fault:
 
 
 fault = Fault(os.environ.get("LAB_FAULT", ""))
+SLOW = os.environ.get("LAB_SLOW", "")
 
 
 def break_sampler(module):
@@ -207,13 +210,32 @@ class Http:
         await send(message)
 
 
-BREAKS = {
+def slow_down(module):
+    sound = module.ModelRunner.forward
+
+    def forward(self, *others, **more):
+        start = time.perf_counter()
+        result = sound(self, *others, **more)
+        factor = float(Path(SLOW[1:]).read_text() if SLOW.startswith("@") else SLOW)
+        until = start + (time.perf_counter() - start) * factor
+        while time.perf_counter() < until:
+            pass
+        return result
+
+    module.ModelRunner.forward = forward
+
+
+FAULTS = {
     "sglang.srt.layers.sampler": break_sampler,
     "sglang.srt.managers.detokenizer_manager": break_detokenizer,
     "sglang.srt.sampling.sampling_params": break_parameters,
     "sglang.srt.managers.tokenizer_manager": break_requests,
     "sglang.srt.models.qwen3_moe": break_weights,
     "sglang.srt.entrypoints.http_server": lambda module: module.app.add_middleware(Http),
+}
+BREAKS = {
+    **(FAULTS if os.environ.get("LAB_FAULT") else {}),
+    **({"sglang.srt.model_executor.model_runner": slow_down} if SLOW else {}),
 }
 
 
@@ -241,5 +263,5 @@ class Breaker(importlib.abc.MetaPathFinder):
 if SHIM.exists():
     spec = importlib.util.spec_from_file_location("lab_shim", SHIM)
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
-if os.environ.get("LAB_FAULT"):
+if BREAKS:
     sys.meta_path.insert(0, Breaker())

@@ -16,7 +16,7 @@ from kernelswap import bundle
 pytestmark = [pytest.mark.xdist_group("real"), pytest.mark.exhaustive]
 
 SERVE = (
-    "systemd-run -q --collect --unit=gate-{name} -E PYTHONPATH=/opt/slow:/opt/sglang/shim -E HF_HUB_OFFLINE=1 "
+    "systemd-run -q --collect --unit=gate-{name} -E PYTHONPATH=/opt/faulty:/opt/sglang/shim -E HF_HUB_OFFLINE=1 "
     "-E OMP_NUM_THREADS=1 -E HOME=/tmp/{name} -E LAB_SLOW=@/run/slow-{name} /opt/sglang/bin/python -m "
     "sglang.launch_server --model-path /srv/models/tiny --served-model-name tiny --device cpu --port {port} "
     "--attention-backend torch_native --sampling-backend pytorch --cuda-graph-backend-decode disabled "
