@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import click
 
 from kernelswap import verdict
+from kernelswap.cli.host import answer_of
 from kernelswap.cli.status import DEFAULT_INVENTORY
 from kernelswap.cli.table import table
 from kernelswap.decide import when
-from kernelswap.errors import KernelswapError
 from kernelswap.fleet import look
 from kernelswap.protocol import HostState, Report
 
@@ -25,15 +25,7 @@ HEADINGS = ("ENDED", "INSTANCE", "RESULT", "RELEASE", "BEFORE", "SECONDS", "WHO"
 @click.option("--json", "as_json", is_flag=True, help="Print the reports as JSON.")
 def command(host: str, inventory: str, as_json: bool) -> None:
     """Show who swapped what on HOST and why, how it ended and what was measured; the oldest first."""
-    try:
-        (seen,) = (item for item in look(inventory, [host]) if item.host == host)
-    except ValueError:
-        raise click.ClickException(f"{host} is no host of {inventory}, see `kernelswap status`") from None
-    except KernelswapError as error:
-        raise click.ClickException(str(error)) from None
-    if seen.state is None:
-        raise click.ClickException(f"{host} is unreachable: {seen.problem or 'no answer'}")
-    reports = reports_of(seen.state)
+    reports = reports_of(answer_of(host, inventory, lambda: look(inventory, [host])))
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(report) for report in reports], ensure_ascii=False, indent=2))
     elif reports:

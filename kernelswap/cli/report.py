@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
+from kernelswap.cli.host import answer_of
 from kernelswap.cli.status import DEFAULT_INVENTORY
 from kernelswap.cli.table import table
 from kernelswap.decide import when
-from kernelswap.errors import KernelswapError
 from kernelswap.fleet import evidence
 from kernelswap.protocol import Evidence
 from kernelswap.report.data import Story, story
@@ -50,17 +50,10 @@ def command(
 
 
 def find(host: str, swap: str, inventory: str, instance: str | None) -> Story:
-    try:
-        (seen,) = (item for item in evidence(inventory, [host], instance, swap) if item.host == host)
-    except ValueError:
-        raise click.ClickException(f"{host} is no host of {inventory}, see `kernelswap status`") from None
-    except KernelswapError as error:
-        raise click.ClickException(str(error)) from None
-    if seen.state is None:
-        raise click.ClickException(f"{host} is unreachable: {seen.problem or 'no answer'}")
-    if seen.state.report is None:
-        raise click.ClickException(not_one(host, swap, seen.state))
-    return story(host, seen.state)
+    kept = answer_of(host, inventory, lambda: evidence(inventory, [host], instance, swap))
+    if kept.report is None:
+        raise click.ClickException(not_one(host, swap, kept))
+    return story(host, kept)
 
 
 def not_one(host: str, swap: str, kept: Evidence) -> str:
