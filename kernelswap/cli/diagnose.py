@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from kernelswap.measured import METRICS_FILE
 from kernelswap.traces import Unreadable
 
 T = TypeVar("T")
+CONTROLS = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # what a terminal would obey
 FILE = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
 
 
@@ -57,7 +59,9 @@ def _read(path: Path, reader: Callable[[str], T]) -> T:
             data: bytes = file.read()
         # PowerShell's redirection writes UTF-16.
         text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", "replace")
-        return reader(text)
+        if "\0" in text:
+            raise Unreadable("is no text")
+        return reader(CONTROLS.sub("\ufffd", text))
     except Unreadable as error:
         raise click.UsageError(f"{path}: {error}") from None
     except OSError as error:

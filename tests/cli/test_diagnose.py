@@ -62,6 +62,16 @@ def test_without_the_benchmark_it_says_so(tmp_path: Path) -> None:
     assert "whether tokens came, and how many, is not known" in run(files(tmp_path, "kv_full")[0]).output
 
 
+def test_what_is_no_text_or_what_a_terminal_would_obey_is_not_printed(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.csv"
+    path.write_bytes(bytes(range(256)) * 9)
+    assert "gpu.csv: is no text" in run(str(path)).output
+    path.write_text("\x1b]0;owned\x07,\x9b31m\n1,2\n")
+    result = run(str(path))
+    assert result.exit_code == 2
+    assert "\ufffd]0;owned\ufffd, \ufffd31m" in result.output
+
+
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n"])
 def test_a_file_that_holds_nothing(text: str, tmp_path: Path) -> None:
     (tmp_path / "gpu.csv").write_text(text)
