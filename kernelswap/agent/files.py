@@ -47,6 +47,12 @@ def write(path: Path, text: str, mode: int = 0o644) -> None:
     sync_folder(path.parent)
 
 
+def keep(path: Path, text: str, mode: int = 0o644) -> None:
+    """Write what may be lost: a disk that takes nothing more loses it, and nothing else."""
+    with contextlib.suppress(OSError):
+        write(path, text, mode)
+
+
 def drop_unfinished(folder: Path) -> None:
     """Remove what a crash in the middle of `write` or `link` has left in a folder."""
     for path in folder.glob(f".*{NEW}*"):

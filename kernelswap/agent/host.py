@@ -10,7 +10,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Tuple, Type, TypeVar
 
 from kernelswap import ledger
 from kernelswap.agent import files
@@ -29,6 +29,7 @@ from kernelswap.protocol import (
     unit_name,
 )
 
+T = TypeVar("T")
 RESERVE = 1024 * 1024  # bytes: a journal, a line of the history and the last events are a hundredth of it
 SECRETS_FILE = "secrets.yaml"
 
@@ -246,6 +247,14 @@ def digest(path: Path) -> str:
         return ""
 
 
+def measured(folders: Folders, release: Optional[str], name: str, kind: Type[T]) -> Optional[T]:
+    """What was kept of a committed release; None where that is not known. Raises OSError."""
+    text = files.read(folders.measured(release) / name) if release else None
+    with contextlib.suppress(ValueError):
+        return decode(kind, text) if text else None
+    return None
+
+
 def keep_measured(folders: Folders, request: Request) -> None:
     """Keep what the next release is compared to; a quick look replaces nothing. A full disk loses it, nothing else."""
     for name in KEPT:
@@ -309,8 +318,7 @@ def record(folders: Folders, report: Report) -> None:
             files.remove(path)
     except OSError as error:
         print(f"kernelswap: {folders.history} cannot be written ({error.strerror}): make it writable", file=sys.stderr)
-        with contextlib.suppress(OSError):
-            files.write(folders.unrecorded, encode(report), mode=0o600)
+        files.keep(folders.unrecorded, encode(report), mode=0o600)
 
 
 def rollback_target(folders: Folders) -> Optional[str]:

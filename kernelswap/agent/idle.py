@@ -47,5 +47,4 @@ def learn(folders: Folders, held: Sequence[Gpu]) -> None:
     known = levels(folders)
     now = learned(known, held)
     if now != known:
-        with contextlib.suppress(OSError):  # a full disk must not keep a server from starting
-            files.write(folders.idle_memory, json.dumps(now))
+        files.keep(folders.idle_memory, json.dumps(now))

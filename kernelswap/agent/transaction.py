@@ -704,8 +704,7 @@ class Transaction:
             steps=self.journal.steps,
             notes=self.journal.notes,
         )
-        with contextlib.suppress(OSError):  # the history holds it too
-            files.write(self.evidence / "report.json", encode(report))
+        files.keep(self.evidence / "report.json", encode(report))  # the history holds it too
         host.record(self.folders, report)
         self._say("result", "result", verdict.text(report))
         return report

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
@@ -14,9 +13,10 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from kernelswap.agent import client, engine, files, host
 from kernelswap.agent.host import Folders
+from kernelswap.agent.redaction import redact
 from kernelswap.agent.server import Failed
 from kernelswap.measured import ACCURACY_FILE, AccuracyVerdict
-from kernelswap.protocol import Accuracy, Cause, Plan, decode, encode
+from kernelswap.protocol import Accuracy, Cause, Plan, encode
 
 AT_ONCE = 64  # questions, at most
 MAX_TOKENS = 512  # of an answer, as the evaluator's own default
@@ -44,24 +44,15 @@ def check(
     until = time.monotonic() + plan.timeouts.accuracy
     scores = [run(plan, wanted, api_key, max(1.0, until - time.monotonic())) for _ in range(wanted.runs)]
     key = hashlib.sha256(asked.encode()).hexdigest()
-    verdict = judge(plan.release, key, scores, wanted, known(folders, against))
-    with contextlib.suppress(OSError):  # a full disk loses the evidence, and nothing else
-        files.write(evidence / ACCURACY_FILE, encode(verdict))
+    known_good = host.measured(folders, against, ACCURACY_FILE, AccuracyVerdict)
+    verdict = judge(plan.release, key, scores, wanted, known_good)
+    files.keep(evidence / ACCURACY_FILE, encode(verdict))
     numbers = {"accuracy": round(verdict.mean, 4), "spread": round(verdict.spread, 4)}
     if verdict.verdict == "fail":
         todo = "choose another backend, or lower verify.accuracy.floor"
         cause = Cause(verdict.why, str(evidence / ACCURACY_FILE), todo, "accuracy", "release")
         raise Failed(cause, numbers)
     return verdict.why, numbers
-
-
-def known(folders: Folders, release: Optional[str]) -> Optional[AccuracyVerdict]:
-    """What a committed release had; None if that is not known."""
-    text = files.read(folders.measured(release) / ACCURACY_FILE) if release else None
-    try:
-        return decode(AccuracyVerdict, text) if text else None
-    except ValueError:
-        return None
 
 
 def judge(
@@ -128,8 +119,7 @@ def run(plan: Plan, wanted: Accuracy, api_key: str, timeout: float) -> float:
         raise ValueError(lines[-1])
     except (IndexError, ValueError):
         said = [line for line in done.stderr.splitlines() if line.strip()]
-        last = said[-1] if said else f"exit {done.returncode}"
-        last = last.replace(api_key, "[redacted]") if api_key else last
+        last = redact(said[-1] if said else f"exit {done.returncode}", [api_key])
         what = f"the evaluator gave no score: {last[:200]}"
         raise Failed(Cause(what, where, "run it by hand", "accuracy", "host")) from None
 

@@ -20,6 +20,7 @@ from typing import IO, Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from kernelswap.agent import client, engine, files, host
 from kernelswap.agent.client import Client, Unanswered
+from kernelswap.agent.redaction import redact
 from kernelswap.measured import Run
 from kernelswap.protocol import Plan, Throughput
 
@@ -113,7 +114,7 @@ class Benchmark:
         values = parse(_last_line(output))
         files.remove(output)
         if error or values is None:
-            raise NoResult(self._redact(self._last_words(error)))
+            raise NoResult(redact(self._last_words(error), [self.api_key]))
         ended = time.time()
         return Measured(values, ticks, max(started, ended - values.get("duration", math.inf)), ended)
 
@@ -165,9 +166,6 @@ class Benchmark:
         lines = [line for line in files.read_lines(self.folder / "log") if line.strip()]
         told = error if error not in ("", "1") else ""
         return (told if told not in ("", "it ended") or not lines else lines[-1].strip())[:200] or "it said nothing"
-
-    def _redact(self, text: str) -> str:
-        return text.replace(self.api_key, "[redacted]") if self.api_key else text
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ as they agree, and a wide share of them may differ. What a release answered is k
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
@@ -66,9 +65,8 @@ def check(
     except (OSError, ValueError) as error:
         raise Failed(Cause(f"cannot ask: {error}", where, "make it readable", "drift")) from None
     verdict = judge(mine, known_good, missing, limits)
-    with contextlib.suppress(OSError):  # a full disk loses the evidence, and nothing else
-        files.write(evidence / DRIFT_FILE, encode(verdict))
-        files.write(evidence / DRIFT_REFERENCE_FILE, encode(mine))
+    files.keep(evidence / DRIFT_FILE, encode(verdict))
+    files.keep(evidence / DRIFT_REFERENCE_FILE, encode(mine))
     if known_good and verdict.verdict == "fail" and limits.policy == "rollback":
         raise Failed(_cause(verdict, mine, known_good, where), verdict.numbers)
     return verdict.why, verdict.numbers

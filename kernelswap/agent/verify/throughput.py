@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
-from kernelswap.agent import client, files
+from kernelswap.agent import client, files, host
 from kernelswap.agent.client import Client
 from kernelswap.agent.host import Folders
 from kernelswap.agent.server import Failed
 from kernelswap.agent.verify import bench, gates, telemetry
 from kernelswap.agent.verify.bench import Benchmark, NoResult
 from kernelswap.measured import BASELINE, BENCH_FILE, THROUGHPUT_FILE, Run, ThroughputResult, ThroughputVerdict
-from kernelswap.protocol import Cause, Gpu, Plan, Throughput, decode, encode
+from kernelswap.protocol import Cause, Gpu, Plan, Throughput, encode
 
 COLD = 0.10  # share of the prompts' tokens that may come out of the cache: random prompts of a small vocabulary repeat
 SPECIAL = 0.1  # share of a prompt's tokens that an older benchmark, which sends text, leaves to the tokenizer's own
@@ -62,18 +62,17 @@ def key(plan: Plan, wanted: Throughput, cards: Sequence[Gpu], version: str) -> s
 
 def stored(folders: Folders, release: Optional[str], key: str) -> Optional[ThroughputResult]:
     """What a release was measured at, if it can be compared."""
-    with contextlib.suppress(OSError, ValueError):
-        text = files.read(folders.measured(release) / THROUGHPUT_FILE) if release else None
-        found = decode(ThroughputVerdict, text).candidate if text else None
+    with contextlib.suppress(OSError):
+        verdict = host.measured(folders, release, THROUGHPUT_FILE, ThroughputVerdict)
+        found = verdict.candidate if verdict else None
         return found if found and found.points and found.key == key else None
     return None
 
 
 def keep(folders: Folders, result: ThroughputResult) -> None:
-    """For later swaps; a disk that takes nothing more loses it, and nothing else."""
+    """For later swaps."""
     verdict = ThroughputVerdict("recorded", "measured before it was replaced", result)
-    with contextlib.suppress(OSError):
-        files.write(folders.measured(result.release) / THROUGHPUT_FILE, encode(verdict) + "\n")
+    files.keep(folders.measured(result.release) / THROUGHPUT_FILE, encode(verdict) + "\n")
 
 
 def check(
@@ -96,8 +95,7 @@ def check(
         except Unmeasured as why:
             empty = ThroughputResult(plan.release, key, ())
             verdict = ThroughputVerdict("inconclusive", f"not measured: {why}", empty, known, floor=wanted.floor)
-    with contextlib.suppress(OSError):
-        files.write(evidence / THROUGHPUT_FILE, encode(verdict) + "\n")
+    files.keep(evidence / THROUGHPUT_FILE, encode(verdict) + "\n")
     if verdict.verdict == "fail":
         todo = "try another backend, or change verify.throughput"
         raise Failed(Cause(verdict.why, where, todo, "throughput", "release"))
