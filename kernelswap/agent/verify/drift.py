@@ -298,7 +298,8 @@ def parse(answer: Dict[str, Any]) -> Scored:
 
 
 def _rows(meta: Dict[str, Any], tokens: str, top: str) -> List[Tuple[Any, Any]]:
-    return list(zip(meta.get(tokens) or [], meta.get(top) or []))
+    chosen, most = meta.get(tokens), meta.get(top)
+    return list(zip(chosen, most)) if isinstance(chosen, list) and isinstance(most, list) else []
 
 
 def _finite(value: Any) -> float:

@@ -56,11 +56,20 @@ def test_a_logprob_that_is_no_number(rows: str, value: float | None) -> None:
         drift.parse(answer)
 
 
+@pytest.mark.parametrize("said", [None, 5, True, {}])
 @pytest.mark.parametrize("lacks", ["output_token_logprobs", "output_top_logprobs"])
-def test_an_answer_without_logprobs(lacks: str) -> None:
+def test_an_answer_without_logprobs(lacks: str, said: object) -> None:
     answer = json.loads((Path(__file__).parent / "generate.json").read_text())
-    answer["meta_info"][lacks] = None
+    answer["meta_info"][lacks] = said
     with pytest.raises(Unanswered):
+        drift.parse(answer)
+
+
+@pytest.mark.parametrize("rows", ["input_token_logprobs", "output_token_logprobs", "output_top_logprobs"])
+def test_a_row_that_is_no_list(rows: str) -> None:
+    answer = json.loads((Path(__file__).parent / "generate.json").read_text())
+    answer["meta_info"][rows][2] = 7
+    with pytest.raises(drift.Garbled, match="no number"):
         drift.parse(answer)
 
 
