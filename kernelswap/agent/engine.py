@@ -105,6 +105,23 @@ def run(
     )
 
 
+@contextlib.contextmanager
+def process(
+    plan: Plan, words: Sequence[str], folder: str, extra: Mapping[str, str], **streams: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The same beside other work: in a session of its own, of which nothing is left afterwards. Raises OSError."""
+    started = subprocess.Popen(
+        [plan.python, *words], start_new_session=True, **streams, **_as_the_unit(plan, extra, folder)
+    )
+    try:
+        yield started
+    finally:
+        if started.returncode is None:  # else its number may be another's by now
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)
+            started.wait()
+
+
 def _as_the_unit(plan: Plan, extra: Mapping[str, str], folder: str) -> Dict[str, Any]:
     uid, gid = host.user_ids(plan.user)
     groups = os.getgrouplist(plan.user, gid)
@@ -136,7 +153,7 @@ def asked(folders: Folders, plan: Plan, gpus: Sequence[Gpu] = ()) -> Iterator[Ca
             kept = _place(folders, plan, seen)
             known = _recall(kept) if kept else None
             if known is None:
-                process, out, err = _start(stack, plan, seen)
+                probe, out, err = _start(stack, plan, seen)
         except subprocess.TimeoutExpired:
             known = _late(plan)
         except OSError as error:
@@ -147,10 +164,10 @@ def asked(folders: Folders, plan: Plan, gpus: Sequence[Gpu] = ()) -> Iterator[Ca
 
         def answer() -> Answer:
             try:
-                process.wait(max(0.0, deadline - time.monotonic()))
+                probe.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 return _late(plan)
-            found = _read(out, err, process.returncode)
+            found = _read(out, err, probe.returncode)
             if kept and not found.refusal and not found.unknown:  # else another try may answer otherwise
                 _keep(kept, found)
             return found
@@ -173,26 +190,12 @@ def _start(
     question.seek(0)
     # The unit's own cache folder is there from its first start on only.
     extra = {"HOME": folder, "TMPDIR": folder, "SGLANG_CACHE_DIR": folder, "KERNELSWAP_GPUS": json.dumps(seen)}
-    process = subprocess.Popen(
-        [plan.python, "-c", PROBE],
-        stdin=question,
-        stdout=out,
-        stderr=err,
-        start_new_session=True,
-        **_as_the_unit(plan, extra, folder),
-    )
-    stack.callback(_end, process)
-    return process, out, err
+    streams = {"stdin": question, "stdout": out, "stderr": err}
+    return stack.enter_context(process(plan, ["-c", PROBE], folder, extra, **streams)), out, err
 
 
 def _file() -> ContextManager[TextIO]:
     return tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def _read(out: TextIO, err: TextIO, code: int) -> Answer:

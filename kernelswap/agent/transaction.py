@@ -41,7 +41,7 @@ from kernelswap.agent.occupants import Occupants
 from kernelswap.agent.redaction import redact
 from kernelswap.agent.served import differences, served
 from kernelswap.agent.server import Failed
-from kernelswap.agent.verify import accuracy, budget, drift, smoke, soak, throughput
+from kernelswap.agent.verify import accuracy, budget, drift, health, smoke, soak, throughput
 from kernelswap.measured import SMOKE_FILE, ThroughputResult
 from kernelswap.protocol import Cause, Plan, Report, Request, Resolved, StepResult, Throughput, decode, encode
 
@@ -751,8 +751,8 @@ class Transaction:
 
     def _tell_xids(self) -> None:
         with contextlib.suppress(OSError, gpus.GpuError):
-            for gpu, xid in gpus.xids_of(self.plan, kernel_log.xids(since=self.journal.started)):
-                self._note(f"{gpus.label(gpu)}: {kernel_log.describe(xid)} during this swap")
+            for line in health.gpu_errors(self.plan, self.journal.started):
+                self._note(f"{line} during this swap")
 
     def _tell(self, step: str) -> Callable[[str], None]:
         return lambda text: self._say(step, "progress", text)

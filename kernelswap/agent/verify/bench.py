@@ -11,14 +11,13 @@ import json
 import math
 import os
 import select
-import signal
 import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from kernelswap.agent import client, engine, files, host
+from kernelswap.agent import client, engine, files
 from kernelswap.agent.client import Client, Unanswered
 from kernelswap.agent.redaction import redact
 from kernelswap.measured import Run
@@ -171,29 +170,13 @@ class Benchmark:
 @contextlib.contextmanager
 def opened(plan: Plan, served: Plan, api_key: str, deadline: float) -> Iterator[Benchmark]:
     """The benchmark of `plan`'s SGLang for the server of `served`; ended afterwards. Raises OSError."""
-    uid, gid = host.user_ids(plan.user)
-    with engine.scratch(plan) as folder:
+    words = ["-W", "ignore", "-c", SERVE]
+    with engine.scratch(plan) as folder, (Path(folder) / "log").open("wb") as log:
         extra = {"TMPDIR": folder, **({"OPENAI_API_KEY": api_key} if api_key else {})}
-        with (Path(folder) / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [plan.python, "-W", "ignore", "-c", SERVE],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                cwd=folder,
-                env={**plan.environment, **extra},
-                user=uid,
-                group=gid,
-                extra_groups=os.getgrouplist(plan.user, gid),
-                start_new_session=True,
-            )
-        try:
-            with process.stdout as answers, contextlib.suppress(BrokenPipeError), process.stdin as requests:  # type: ignore[union-attr]
-                yield Benchmark(plan, served, api_key, deadline, Path(folder), process, requests, answers)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
+        opening, ended = engine.process(plan, words, folder, extra, **streams), contextlib.suppress(BrokenPipeError)
+        with opening as process, process.stdout as answers, ended, process.stdin as requests:  # type: ignore[union-attr]
+            yield Benchmark(plan, served, api_key, deadline, Path(folder), process, requests, answers)
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -15,7 +15,7 @@ def faults(plan: Plan, since: float) -> List[str]:
         return [f"the server ended ({status.active}, {status.result})"]
     found = processes.schedulers(processes.table(), plan.unit)
     missing = [] if found >= plan.schedulers else [f"{found} of {plan.schedulers} scheduler(s) live"]
-    return missing + log_faults(units.log(status.invocation)) + _gpu_faults(plan, since)
+    return missing + log_faults(units.log(status.invocation)) + gpu_errors(plan, since)
 
 
 def log_faults(lines: Sequence[str]) -> List[str]:
@@ -26,6 +26,7 @@ def log_faults(lines: Sequence[str]) -> List[str]:
     return [f"its log says: {cause.what[:200]}"] if cause and cause.signature != "unknown" else []
 
 
-def _gpu_faults(plan: Plan, since: float) -> List[str]:
+def gpu_errors(plan: Plan, since: float) -> List[str]:
+    """What the kernel's log says of the plan's GPUs, a line each. since: epoch seconds."""
     errors = kernel_log.xids(since=since)
     return [f"{gpus.label(gpu)}: {kernel_log.describe(xid)}" for gpu, xid in gpus.xids_of(plan, errors)]
