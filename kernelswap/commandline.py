@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from kernelswap.sglang import canonical, turned_off
-
-# What argparse takes for a flag and not for a value: `-1` and `-0.5` are numbers.
-_FLAG = re.compile(r"--.+|-[A-Za-z].*", re.DOTALL)
+from kernelswap.sglang import canonical, is_flag, turned_off
 
 Words = tuple[str, ...]
 
@@ -22,7 +18,7 @@ def flags_of(argv: Sequence[str]) -> dict[str, Words]:
     flags: dict[str, Words] = {}
     name = "model-path"  # `sglang serve MODEL`
     for word in argv[_begin(argv) :]:
-        if _FLAG.fullmatch(word):
+        if is_flag(word):
             name, mark, value = word.lstrip("-").partition("=")
             off = turned_off(name)
             name = canonical(name)

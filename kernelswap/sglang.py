@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 from kernelswap.backends import ordinal
 
 KNOWLEDGE = Path(__file__).parent / "knowledge" / "sglang"
+_NUMBER = re.compile(r"-\d*\.?\d+([eE]-?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,13 @@ def names(written: str) -> Iterator[str]:
 def canonical(written: str) -> str:
     """One name for all spellings of a flag, as far as the newest release knows it."""
     return newest().name(written) or written
+
+
+def is_flag(word: str) -> bool:
+    """Whether argparse takes a word for a flag and not for a value: `-1` and `-0.5` are numbers, and a space before any
+    `=` makes it a text."""
+    plain = word.partition("=")[0]
+    return len(word) > 1 and plain.startswith("-") and " " not in plain and not _NUMBER.fullmatch(word)
 
 
 def turned_off(written: str) -> bool:

@@ -60,12 +60,12 @@ def _read(words: Sequence[Word], source: Source, release: Release) -> Iterator[F
     while index < len(words):
         word = words[index]
         index += 1
-        if not _is_flag(word):
+        if not sglang.is_flag(word.text):
             _stray(word, source, "remove it, or write its flag before it")
             continue
         name, equals, value = word.text.lstrip("-").partition("=")
         values = [replace(word, text=value, raw=word.raw.partition("=")[2])] if equals else []
-        while index < len(words) and not _is_flag(words[index]):
+        while index < len(words) and not sglang.is_flag(words[index].text):
             values.append(words[index])
             index += 1
         flag, became = _known(name, word, bool(values), source, release)
@@ -78,15 +78,6 @@ def _read(words: Sequence[Word], source: Source, release: Release) -> Iterator[F
             _stray(
                 stray, source, f"--{flag} takes {'no' if _is_bare(flag) else 'one'} value; quote what belongs together"
             )
-
-
-def _is_flag(word: Word) -> bool:
-    return (
-        word.text.startswith("-")
-        and len(word.text) > 1
-        and not re.fullmatch(r"-\d*\.?\d+([eE]-?\d+)?", word.text)
-        and " " not in word.text.partition("=")[0]
-    )
 
 
 def _known(written: str, word: Word, valued: bool, source: Source, release: Release) -> tuple[str, str | None]:
