@@ -12,7 +12,7 @@ from fleet import Fleet
 from labhost import own_lab
 from summary import Matrix, page
 
-HOSTS = 31
+HOSTS = 32
 DISK = "256m"  # small, so that a test can fill it
 
 

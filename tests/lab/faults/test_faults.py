@@ -248,6 +248,16 @@ FAULTS = (
         repair="umount /etc",
     ),
     Fault(
+        "the known-good dies while it is measured",
+        "measured-cutlass",
+        "committed",
+        "",
+        ("not measured, so the candidate is not compared to it",),
+        "unchanged",
+        "new",
+        prepare=at("baseline", "systemctl kill -s KILL sglang-main.service"),
+    ),
+    Fault(
         "the network is gone for a while",
         "cutlass",
         "committed",
