@@ -24,7 +24,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 REFUSE, WARN = "refuse", "warn"
@@ -86,6 +86,7 @@ def rules() -> tuple[dict[str, Any], ...]:
     return tuple(found)
 
 
+@cache
 def ordinal(version: str) -> tuple[int, ...]:
     """Versions in order: 0.5.9 < 0.5.10 < 0.5.10.post1."""
     return tuple(int(number) for number in re.findall(r"[0-9]+", version))
