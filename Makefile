@@ -18,8 +18,8 @@ demo: setup
 	lab/demo.sh
 
 test: setup lint
-	$(BIN)/pytest --numprocesses 2 --dist loadgroup -m 'not exhaustive'
 	tests/agent/python39.sh
+	$(BIN)/pytest --numprocesses 2 --dist loadgroup -m 'not exhaustive'
 
 # The whole fault matrix, and its summary for the docs.
 test-faults: setup

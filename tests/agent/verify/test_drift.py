@@ -106,7 +106,7 @@ def test_the_divergence_is_never_more_than_over_all_tokens() -> None:
     for _ in range(500):
         old, new = ([dice.random() ** 8 for _ in range(40)] for _ in range(2))
         old, new = ([value / sum(values) for value in values] for values in (old, new))
-        whole = sum(p * math.log(p / q) for p, q in zip(old, new, strict=True))
+        whole = sum(p * math.log(p / q) for p, q in zip(old, new))
         top = [
             {index: math.log(values[index]) for index in sorted(range(40), key=values.__getitem__)[-8:]}
             for values in (old, new)
@@ -144,7 +144,7 @@ def test_the_limits_follow_the_noise(noise: Drift, allowed: dict[str, float]) ->
 def test_each_figure_has_its_limit(figures: Drift, words: list[str]) -> None:
     found = drift.excess(figures, drift.allowance(DriftLimits(), NOISE))
     assert len(found) == len(words)
-    assert all(word in text for word, text in zip(words, found, strict=True))
+    assert all(word in text for word, text in zip(words, found))
 
 
 OTHERS = (scored([1, 2, 9, 8], given=2),)
