@@ -1,7 +1,8 @@
 """Two real servers of the lab's model, one of which can be made slower: what the gate says of them, again and again.
 
 How often it errs is the simulation's to say (tests/agent/verify/test_gates.py); here that is seen to hold for real
-runs. Other work on the machine widens the margins, so this is for a machine that does nothing else.
+runs. A forward pass takes as long as on a GPU, 20 ms: on two shared cores the tiny model's own 5 ms are as noisy as the
+cores (12 % from run to run, where a GPU's runs differ by 1 or 2 %), and no gate tells 15 % from that.
 """
 
 import json
@@ -47,7 +48,8 @@ except Failed as failure:
     found = ("fail", failure.cause.what)
 print(json.dumps(found))
 """
-WANTED = {"concurrency": 8, "input_tokens": 32, "output_tokens": 32, "requests": 64, "lower": [1]}
+PASS = 0.020  # seconds
+WANTED = {"concurrency": 8, "input_tokens": 32, "output_tokens": 32, "requests": 64}
 
 
 @pytest.fixture
@@ -55,13 +57,13 @@ def judge(host: Host) -> Callable[[str, int], Counter[str]]:
     """So many verdicts on a server whose forward passes take that many times as long."""
     host.write("/root/gate.pyz", bundle.build().content)
     host.write("/root/gate.py", JUDGE)
-    host.run("systemctl stop 'gate-*'; echo 1 >/run/slow-old; echo 1 >/run/slow-new", check=False)
+    host.run(f"systemctl stop 'gate-*'; echo 1x{PASS} >/run/slow-old; echo 1x{PASS} >/run/slow-new", check=False)
     for name, port in (("old", 30001), ("new", 30002)):
         host.run(SERVE.format(name=name, port=port))
         host.run(READY.format(port=port), timeout=320)
 
     def judge(factor: str, count: int) -> Counter[str]:
-        host.run(f"echo {factor} >/run/slow-new")
+        host.run(f"echo {factor}x{PASS} >/run/slow-new")
         said: Counter[str] = Counter()
         for number in range(count):
             verdict, why = json.loads(host.output(f"python3 /root/gate.py '{json.dumps(WANTED)}'", timeout=600))
