@@ -15,13 +15,14 @@ from test_real import SGLANG
 from kernelswap.agent.client import Client
 from kernelswap.agent.verify import drift, smoke, soak
 from kernelswap.measured import ACCURACY_FILE, DRIFT_FILE, AccuracyVerdict, Drift, DriftVerdict, Scored
-from kernelswap.protocol import Answer, DriftLimits, Plan, Timeouts, Verify, decode
+from kernelswap.protocol import Answer, DriftLimits, Plan, Report, Timeouts, Verify, decode
 
 pytestmark = pytest.mark.xdist_group("broken")
 
 T = TypeVar("T")
 PORT = 31000
 UNIT = "broken"
+VERIFICATION = ("smoke", "drift", "accuracy", "throughput", "soak")
 ANSWERS = (
     Answer("What is 2+2?", r"\b4\b", 16),
     Answer("What is the capital of France?", "Paris", 16),
@@ -199,6 +200,20 @@ def test_whole_swaps(project: Project, host: Host) -> None:
         for expected in ("ROLLED BACK", f"step {step}", words, f"{good} serves again, verified"):
             assert expected in output
     assert release(host) == good
+
+
+@pytest.mark.exhaustive
+def test_twenty_clean_swaps_are_committed_and_each_is_verified_in_90_seconds(
+    project: Project, host: Host
+) -> None:
+    for number in range(21):
+        project.profile("clean", f"extends: torch-native\nflags: {{random-seed: {number}}}\n")
+        assert "committed" in project.deploy("--profile", "clean", "-y").output
+        if number:  # the first of a host measures what serves already, too
+            steps = evidence(host, "report.json", Report).steps
+            took = {step.name: step.seconds for step in steps if step.name in VERIFICATION}
+            print(took, sum(took.values()))
+            assert sum(took.values()) < 90
 
 
 @pytest.mark.exhaustive
