@@ -29,6 +29,7 @@ from kernelswap.agent import (
     occupants,
     preflight,
     processes,
+    retention,
     server,
     units,
     zero,
@@ -181,16 +182,12 @@ class Transaction:
         return Seen(f"{len(found.all)} server(s) to replace{changed}{_others(found)}")
 
     def _foresee(self, resolved: Optional[Resolved]) -> None:
-        """Keep what SGLang made of the command line; forget it of releases that are gone."""
+        """Keep what SGLang made of the command line."""
         path = self.folders.resolved(self.request.release)
         with contextlib.suppress(OSError):
             files.remove(path)
             if resolved:
                 files.write(path, encode(resolved), mode=0o600)
-            staged = host.staged(self.folders)
-            for other in path.parent.glob("*.json"):
-                if other.stem not in staged:
-                    files.remove(other)
 
     def _note_served(self, plan: Plan, server: Client) -> None:
         """What the running server made of its command line is what counts; a difference is worth knowing."""
@@ -706,6 +703,8 @@ class Transaction:
         )
         files.keep(self.evidence / "report.json", encode(report))  # the history holds it too
         host.record(self.folders, report)
+        if outcome in ("committed", "unchanged", "refused"):
+            retention.prune(self.folders)
         self._say("result", "result", verdict.text(report))
         return report
 
