@@ -194,7 +194,8 @@ def test_faults_in_host_data_name_their_place(library: Library) -> None:
         "inv.py: h1: instances/a/flags/tp_size: is not spelled as Kernelswap spells flags; write `tp-size`\n"
         "inv.py: h1: instances/b/port: is not a whole number; write a number without quotes\n"
         "inv.py: h1: instances/b/retry: unknown key; use one of: disk-free, end-foreign, engine, environment, expose, "
-        "flags, gpus, host, memory-margin, path, port, requires, retention, secrets, served-name, timeouts, user, verify\n"
+        "flags, gpus, host, memory-margin, path, port, requires, retention, secrets, served-name, timeouts, user, "
+        "verify\n"
         "inv.py: h1: instances/b/flags/x: is a set; use text, a number, true, null, a list or a map"
     )
 
