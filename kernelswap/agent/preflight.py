@@ -46,14 +46,14 @@ SYSTEMD_MIN = 247  # the first with reliable --timestamp=unix and credentials
 class Findings:
     """What a preflight found: faults stand against the swap, each with its way out; notes do not.
 
-    gpus: those that the server will have. version: SGLang's, "" where it does not say.
+    gpus: those that the server will have. engine: digest of SGLang's files, its version where that is not known.
     """
 
     faults: List[str]
     notes: List[str]
     resolved: Optional[Resolved] = None
     gpus: Sequence[Gpu] = ()
-    version: str = ""
+    engine: str = ""
 
 
 def look(folders: Folders, request: Request, plan: Plan, found: Occupants) -> Findings:
@@ -70,7 +70,7 @@ def look(folders: Folders, request: Request, plan: Plan, found: Occupants) -> Fi
     faults = [*cheap, *unusable]
     faults += engine_faults(plan, said, bool(faults), bool(unusable))
     lines = [*notes(plan, said, usable), *host_notes(plan, present, model)]
-    return Findings(faults, lines, _resolved(plan, said), usable, said.version)
+    return Findings(faults, lines, _resolved(plan, said), usable, said.engine or said.version)
 
 
 def host_faults(folders: Folders, request: Request, plan: Plan, found: Occupants) -> List[str]:
@@ -315,6 +315,9 @@ def engine_faults(plan: Plan, said: engine.Answer, others: bool = False, unusabl
     elif said.refusal and not consequence:
         shown = said.refusal if said.phase == "parse" else f"{said.refusal}{_meant(plan, said.refusal)}"
         lines.append(f"SGLang refuses the flags of {plan.release}: {shown}: correct the profile")
+    if said.benchmark:
+        todo = f"install it for {plan.python}, or leave out verify.throughput"
+        lines.append(f"SGLang's benchmark cannot be imported: {said.benchmark}: {todo}")
     return lines
 
 

@@ -49,14 +49,14 @@ class Target:
         return Client(client.base_url(self.plan), self.plan.served_name, key).flush(FLUSH)
 
 
-def key(plan: Plan, wanted: Throughput, cards: Sequence[Gpu], version: str) -> str:
+def key(plan: Plan, wanted: Throughput, cards: Sequence[Gpu], identity: str) -> str:
     """Digest of all that must be equal for two results to be compared: the runs, the model, the GPUs with their driver,
-    and the SGLang (its version) whose benchmark it is. The known-good is measured again where any has changed."""
+    and the SGLang whose benchmark it is (see engine.IDENTITY). The known-good is measured again where any has changed."""
     model: List[Optional[str]] = [plan.model, plan.model_path]
     with contextlib.suppress(OSError):
         model.append(files.read(Path(plan.model_path) / "config.json"))
     runs = [wanted.ladder, wanted.input_tokens, wanted.output_tokens, wanted.requests]
-    decides = [runs, model, [(gpu.name, gpu.uuid, gpu.driver) for gpu in cards], plan.python, version]
+    decides = [runs, model, [(gpu.name, gpu.uuid, gpu.driver) for gpu in cards], plan.python, identity]
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
 
 
@@ -94,7 +94,8 @@ def check(
             verdict = _measured(session, wanted, known)
         except Unmeasured as why:
             empty = ThroughputResult(plan.release, key, ())
-            verdict = ThroughputVerdict("inconclusive", f"not measured: {why}", empty, known, floor=wanted.floor)
+            floor = "; so its floor could not be judged" if wanted.floor is not None or wanted.floors else ""
+            verdict = ThroughputVerdict("inconclusive", f"not measured: {why}{floor}", empty, known, floor=wanted.floor)
     files.keep(evidence / THROUGHPUT_FILE, encode(verdict) + "\n")
     if verdict.verdict == "fail":
         todo = "try another backend, or change verify.throughput"
@@ -177,7 +178,8 @@ class Session:
         if error.late:
             todo = "raise timeouts.throughput, or lower verify.throughput.requests"
             return Failed(Cause(f"no result within {limit:g} s", where, todo, "throughput", "release"))
-        return Failed(Cause(f"the benchmark gave no result: {error}", where, "run it by hand", "throughput", "release"))
+        blame = "host" if error.own else "release"
+        return Failed(Cause(f"the benchmark gave no result: {error}", where, "run it by hand", "throughput", blame))
 
     def _warm_up(self) -> None:
         highest = self._wanted.concurrency
