@@ -51,7 +51,7 @@ class Target:
 
 def key(plan: Plan, wanted: Throughput, cards: Sequence[Gpu], identity: str) -> str:
     """Digest of all that must be equal for two results to be compared: the runs, the model, the GPUs with their driver,
-    and the SGLang whose benchmark it is (see engine.IDENTITY). The known-good is measured again where any has changed."""
+    and the SGLang whose benchmark it is, see engine.IDENTITY. The known-good is measured again where any has changed."""
     model: List[Optional[str]] = [plan.model, plan.model_path]
     with contextlib.suppress(OSError):
         model.append(files.read(Path(plan.model_path) / "config.json"))

@@ -102,7 +102,11 @@ def test_the_benchmark_is_found_where_each_sglang_keeps_it(tmp_path: Path, files
     [
         ({}, "ModuleNotFoundError: No module named 'sglang'", True),
         ({"__init__.py": ""}, "ModuleNotFoundError: No module named 'sglang.bench_serving'", True),
-        ({"__init__.py": "", "bench_serving.py": "import no_such"}, "ModuleNotFoundError: No module named 'no_such", True),
+        (
+            {"__init__.py": "", "bench_serving.py": "import no_such"},
+            "ModuleNotFoundError: No module named 'no_such",
+            True,
+        ),
         ({"__init__.py": "", "bench_serving.py": "raise ValueError('no server')"}, "ValueError: no server", False),
         ({"__init__.py": "", "bench_serving.py": "raise SystemExit(1)"}, "1", False),
     ],
