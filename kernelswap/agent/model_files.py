@@ -104,6 +104,8 @@ def _wanted(plan: Plan) -> Iterator[Tuple[str, str, Dict[str, Any]]]:
     for flag in FILES:
         if flags.get(flag, "").startswith("/"):
             yield "file", flags[flag], {}
+    if questions := plan.verify.accuracy:
+        yield "questions", questions.file, {"count": questions.questions}
 
 
 # Flags that name a file which is read at the start; a chat template may also be the name of one that SGLang brings.

@@ -36,7 +36,7 @@ from kernelswap.agent.host import Folders
 from kernelswap.agent.occupants import Occupants
 from kernelswap.agent.processes import Process
 from kernelswap.agent.redaction import names_secret, redact
-from kernelswap.agent.verify import accuracy, drift
+from kernelswap.agent.verify import drift
 from kernelswap.protocol import CONFIG_ROOT, STATE_ROOT, Gpu, Plan, Request, Resolved
 
 SYSTEMD_MIN = 247  # the first with reliable --timestamp=unix and credentials
@@ -85,7 +85,6 @@ def host_faults(folders: Folders, request: Request, plan: Plan, found: Occupants
         *strays(request, plan, found),
         *stuck(found),
         *drift.faults(plan),
-        *accuracy.faults(plan),
         *way_back(folders, request),
     ]
 

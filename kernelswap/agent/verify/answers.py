@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os.path
 import re
 from typing import List, Optional, Sequence
 
@@ -103,7 +102,7 @@ def tied(choices: Sequence[Choice], other: str) -> bool:
     """Whether another answer to the same greedy prompt is the same, or takes at one place a token that was nearly as
     probable as the chosen one, with the same text before it. Blanks aside, as above."""
     told, spoken, before = _bare(other), _bare("".join(choice.text for choice in choices)), ""
-    part = len(os.path.commonprefix([told, spoken]))
+    part = next((at for at, (one, two) in enumerate(zip(told, spoken)) if one != two), min(len(told), len(spoken)))
     for choice in choices:
         best = max((logprob for logprob, _ in choice.top), default=0.0)
         near = [_bare(text) for logprob, text in choice.top if text != choice.text and logprob >= best - NEAR]

@@ -19,7 +19,7 @@ from kernelswap.agent import client, files, host
 from kernelswap.agent.client import Client
 from kernelswap.agent.host import Folders
 from kernelswap.agent.server import Failed
-from kernelswap.agent.verify import bench, gates, telemetry
+from kernelswap.agent.verify import bench, drift, gates, telemetry
 from kernelswap.agent.verify.bench import Benchmark, NoResult
 from kernelswap.measured import BASELINE, BENCH_FILE, THROUGHPUT_FILE, Run, ThroughputResult, ThroughputVerdict
 from kernelswap.protocol import Cause, Gpu, Plan, Throughput, encode
@@ -51,10 +51,10 @@ class Target:
 
 def key(plan: Plan, wanted: Throughput, cards: Sequence[Gpu], identity: str) -> str:
     """Digest of all that must be equal for two results to be compared: the runs, the model, the GPUs with their driver,
-    and the SGLang whose benchmark it is, see engine.IDENTITY. The known-good is measured again where any has changed."""
-    model: List[Optional[str]] = [plan.model, plan.model_path]
+    and the SGLang whose benchmark it is, see engine.IDENTITY. The known-good is measured again where any changed."""
+    model: List[str] = [plan.model, plan.model_path]
     with contextlib.suppress(OSError):
-        model.append(files.read(Path(plan.model_path) / "config.json"))
+        model += drift.model_of(plan)[:2]
     runs = [wanted.ladder, wanted.input_tokens, wanted.output_tokens, wanted.requests]
     decides = [runs, model, [(gpu.name, gpu.uuid, gpu.driver) for gpu in cards], plan.python, identity]
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]

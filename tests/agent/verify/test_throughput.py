@@ -124,8 +124,10 @@ def test_what_fails(start: Start, tmp_path: Path, words: tuple[str, ...], change
 
 def test_a_benchmark_that_cannot_run(start: Start, tmp_path: Path) -> None:
     plan = dataclasses.replace(start("new-2"), environment={"PATH": os.environ["PATH"]})
-    with pytest.raises(Failed, match="the benchmark gave no result: ModuleNotFoundError: No module named 'sglang"):
+    says = "the benchmark gave no result: ModuleNotFoundError: No module named 'sglang"
+    with pytest.raises(Failed, match=says) as failure:
         check(plan, tmp_path / "e")
+    assert failure.value.cause.blame == "host"
 
 
 def test_a_server_that_dies_of_it(start: Start, tmp_path: Path) -> None:
@@ -176,6 +178,7 @@ def test_a_warm_cache_is_no_measurement(
         return
     verdict, _ = check(plan, tmp_path / "e", wanted)
     assert (verdict.verdict, verdict.candidate.points) == ("inconclusive", ())
+    assert verdict.why.endswith("; so its floor could not be judged")
     assert throughput.numbers(verdict) == {}
 
 
@@ -212,8 +215,8 @@ def test_only_what_can_be_compared_is_taken_from_the_store(tmp_path: Path) -> No
 
 
 def test_what_a_result_depends_on(tmp_path: Path) -> None:
-    def key_of(plan: Plan, wanted: Throughput, gpu: Gpu = H200, version: str = "0.5.23") -> str:
-        return throughput.key(plan, wanted, [gpu], version)
+    def key_of(plan: Plan, wanted: Throughput, gpu: Gpu = H200, engine: str = "5f3a") -> str:
+        return throughput.key(plan, wanted, [gpu], engine)
 
     plan = Plan("main", "b-2", "b", "m", "/p", (), {}, "root", str(tmp_path), "m", "127.0.0.1", 1)
     key = key_of(plan, WANTED)
@@ -222,7 +225,7 @@ def test_what_a_result_depends_on(tmp_path: Path) -> None:
     assert key_of(dataclasses.replace(plan, python="/q"), WANTED) != key
     assert key_of(plan, dataclasses.replace(WANTED, input_tokens=9)) != key
     assert key_of(plan, dataclasses.replace(WANTED, lower=())) != key
-    assert key_of(plan, WANTED, version="0.5.24") != key
+    assert key_of(plan, WANTED, engine="77b0") != key
     assert key_of(plan, WANTED, dataclasses.replace(H200, driver="590.1")) != key
     assert key_of(plan, WANTED, dataclasses.replace(H200, uuid="GPU-b")) != key
     (tmp_path / "config.json").write_text("{}")
