@@ -14,7 +14,7 @@ from test_transaction import REQUEST
 from world import Scenario, World, before
 
 from kernelswap import ledger
-from kernelswap.agent import files, host, retention, transaction
+from kernelswap.agent import files, host, inspection, retention, transaction
 from kernelswap.agent.host import Folders
 from kernelswap.protocol import Report, Resolved, Retention, encode
 
@@ -141,6 +141,11 @@ def test_links_are_not_followed(world: World, tmp_path: Path, monkeypatch: pytes
     assert names(world.folders.releases) == {"c-3", "d-4", "a-1"}
     assert names(outside) == {"a-1"}
     assert len(names(outside / "a-1")) == 2
+
+
+def test_who_looks_meanwhile_sees_no_release(world: World) -> None:
+    assert set(inspection._files(world.folders.release("a-1"))) == {"plan.json", world.folders.unit}
+    assert inspection._files(world.folders.release("gone-9")) == {}
 
 
 class Killed(BaseException):
