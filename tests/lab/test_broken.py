@@ -203,9 +203,7 @@ def test_whole_swaps(project: Project, host: Host) -> None:
 
 
 @pytest.mark.exhaustive
-def test_twenty_clean_swaps_are_committed_and_each_is_verified_in_90_seconds(
-    project: Project, host: Host
-) -> None:
+def test_twenty_clean_swaps_are_committed_and_each_is_verified_in_90_seconds(project: Project, host: Host) -> None:
     for number in range(21):
         project.profile("clean", f"extends: torch-native\nflags: {{random-seed: {number}}}\n")
         assert "committed" in project.deploy("--profile", "clean", "-y").output
