@@ -112,7 +112,7 @@ class Benchmark:
             self._send(json.dumps({"words": words, "optional": optional}))
             ticks, error, own = self._wait()
         except BrokenPipeError:
-            ticks, error, own = (), "it ended", self._was_killed()
+            ticks, (error, own) = (), self._end()
         values = parse(_last_line(output))
         files.remove(output)
         if error or values is None:
@@ -155,14 +155,15 @@ class Benchmark:
             ticks.append(Tick(now - since, share, *(self._requests() if share >= BUSY else ())))
             before, since = used, now
         line = self.answers.readline()
-        error, own = json.loads(line) if line else ("it ended", self._was_killed())
+        error, own = json.loads(line) if line else self._end()
         return tuple(ticks), error, own
 
-    def _was_killed(self) -> bool:
-        """Whether a signal has ended it, as where memory is short."""
+    def _end(self) -> Tuple[str, bool]:
+        """How it ended, and whether that is its own fault."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.process.wait(5) < 0
-        return False
+            if self.process.wait(5) < 0:
+                return f"it was killed by signal {-self.process.returncode}, as when memory is short", True
+        return "it ended", False
 
     def _requests(self) -> Tuple[Optional[float], Optional[float]]:
         try:

@@ -130,6 +130,23 @@ def test_a_benchmark_that_cannot_run(start: Start, tmp_path: Path) -> None:
     assert failure.value.cause.blame == "host"
 
 
+@pytest.mark.parametrize(
+    ("end", "says", "blame"),
+    [
+        ("kill -KILL $$", "it was killed by signal 9, as when memory is short", "host"),
+        ("exit 1", "it ended", "release"),
+    ],
+)
+def test_a_benchmark_that_ends(end: str, says: str, blame: str, start: Start, tmp_path: Path) -> None:
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\nread line\n{end}\n")
+    script.chmod(0o755)
+    with pytest.raises(Failed) as failure:
+        check(dataclasses.replace(start("new-2"), python=str(script)), tmp_path / "e")
+    cause = failure.value.cause
+    assert (cause.what, cause.blame) == (f"the benchmark gave no result: {says}", blame)
+
+
 def test_a_server_that_dies_of_it(start: Start, tmp_path: Path) -> None:
     with pytest.raises(Failed):
         check(start("new-2", fault="crash-during-throughput"), tmp_path / "e")
