@@ -158,7 +158,7 @@ class Session:
 
     def more(self, repetitions: int, must: bool = True) -> bool:
         """So many runs of each point, after a warm-up if there was none. must: raise Failed where they do not all come
-        about in time; else this is False then. Raises Failed for a server that answers wrongly, and Unmeasured."""
+        about in time, and Unmeasured; else this is False then. Raises Failed for a server that answers wrongly."""
         try:
             if not any(self._runs.values()):
                 self._warm_up()
@@ -171,6 +171,11 @@ class Session:
             if error.late and not must:
                 return False
             raise self._failure(error) from None
+        except Unmeasured as why:
+            if must:
+                raise
+            self.tell(f"no more runs: {why}")
+            return False
         return True
 
     def _failure(self, error: NoResult) -> Failed:

@@ -199,6 +199,21 @@ def test_a_warm_cache_is_no_measurement(
     assert throughput.numbers(verdict) == {}
 
 
+def test_what_was_measured_counts_though_later_runs_do_not(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unclear(_wanted: Throughput, candidate: ThroughputResult, *_others: object) -> ThroughputVerdict:
+        return ThroughputVerdict("inconclusive", "2.0% slower", candidate)
+
+    runs = iter([True] * 4)  # the warm-up is not asked about
+    monkeypatch.setattr(throughput, "is_cold", lambda *_others: next(runs, False))
+    monkeypatch.setattr(throughput.gates, "judge", unclear)
+    verdict, told = check(start("new-2"), tmp_path / "e", dataclasses.replace(WANTED, lower=()))
+    assert [len(point.runs) for point in verdict.candidate.points] == [4]
+    assert verdict.why == "2.0% slower"
+    assert any(text.startswith("no more runs: the prefix cache could not be emptied") for text in told)
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
