@@ -72,6 +72,7 @@ def _delete(paths: Iterable[Path]) -> None:
         with contextlib.suppress(OSError):
             gone = path.with_name(f"{GONE}{path.name}")
             path.rename(gone)
+            files.sync_folder(path.parent)  # else a power cut may bring the name back over half of what was below it
             shutil.rmtree(gone)
 
 

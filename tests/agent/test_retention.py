@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
+import disk
 import pytest
 from test_transaction import REQUEST
 from world import Scenario, World, before
@@ -148,62 +148,35 @@ def test_who_looks_meanwhile_sees_no_release(world: World) -> None:
     assert inspection._files(world.folders.release("gone-9")) == {}
 
 
-class Killed(BaseException):
-    """As by kill -9."""
-
-
-_changes_left: int | None = None
-
-
-def _hook(event: str, _arguments: tuple[Any, ...]) -> None:
-    global _changes_left
-    if _changes_left is None or event not in ("os.rename", "os.remove", "os.rmdir"):
-        return
-    if _changes_left == 0:
-        _changes_left = None
-        raise Killed
-    _changes_left -= 1
-
-
-sys.addaudithook(_hook)
-
-
-def killed_at(moment: int, folders: Folders) -> bool:
-    """Run a prune that dies before its change of the disk of this number; whether it came so far."""
-    global _changes_left
-    _changes_left = moment
-    try:
-        retention.prune(folders)
-    except Killed:
-        return True
-    finally:
-        _changes_left = None
-    return False
-
-
-def test_an_agent_that_is_killed_at_any_moment_leaves_what_the_next_one_finishes(
+def test_an_agent_that_dies_at_any_moment_leaves_what_the_next_one_finishes(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By a kill, and by a power cut that loses, keeps or tears what was not synced."""
     for release in ("b-2", "bad-3", "c-4", "bad-5", "d-6"):
         swap(world, release, monkeypatch, policy=Retention(9, 99))
     old(world)
     for number in range(9):
         (world.folders.release("b-2") / f"{number}").touch()
     whole = {name: names(world.folders.release(name)) for name in host.staged(world.folders)}
-    ends = set()
-    for moment in range(200):
-        shutil.copytree(world.root, tmp_path / f"at-{moment}", symlinks=True)
-        folders = Folders("main", tmp_path / f"at-{moment}")
-        died = killed_at(moment, folders)
+    watched = disk.Disk(world.root, lambda: None)
+    with watched.watched(monkeypatch):
+        retention.prune(world.folders)
+    end = names_below(world.root)
+    assert len(watched.moments) > 20
+    trees = {repr(tree): tree for moment in watched.moments for _, tree in moment.after_power_cut()}
+    for number, tree in enumerate(trees.values()):
+        disk.put(tree, tmp_path / f"{number}")
+        folders = Folders("main", tmp_path / f"{number}")
         staged = {name: names(folders.release(name)) for name in host.staged(folders)}
         assert {"d-6", "c-4"} <= set(staged)
         assert staged.items() <= whole.items(), "none is torn"
         assert (host.known_good(folders), host.rollback_target(folders)) == ("d-6", "c-4")
         assert ledger.barred(host.history(folders)) == {"bad-3", "bad-5"}
         retention.prune(folders)
-        ends.add("\n".join(sorted(str(path.relative_to(folders.root)) for path in folders.root.rglob("*"))))
-        if not died:
-            break
-    assert moment > 20
-    assert len(ends) == 1
-    assert retention.GONE not in ends.pop()
+        files.drop_unfinished(folders.state)
+        assert names_below(folders.root) == end
+    assert retention.GONE not in str(end)
+
+
+def names_below(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
