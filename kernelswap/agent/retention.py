@@ -41,15 +41,16 @@ def _prune(folders: Folders, good: str, history: Sequence[Report], policy: Reten
     request = decode(Request, files.read(folders.request) or "")
     known = {name for report in history for name in (report.previous, report.request.release, report.request.swap)}
 
-    def stay(paths: Sequence[Path], wanted: AbstractSet[str]) -> None:
+    def keep(wanted: AbstractSet[str], paths: Sequence[Path]) -> None:
         _delete(path for path in paths if path.name not in wanted and (path.name in known or not _is_fresh(path)))
 
     releases = {*ledger.kept_releases(history, set(host.staged(folders)), good, policy), request.release}
     reports, evidence = ledger.kept_reports(history, releases, policy)
-    stay(_folders_in(folders.releases), releases)
-    stay(swaps, {*evidence, request.swap})
-    _forget(folders, {path.name for path in _folders_in(folders.releases)})
-    _drop_uploads(folders.release(name) for name in host.staged(folders))
+    keep(releases, _folders_in(folders.releases))
+    keep({*evidence, request.swap}, swaps)
+    left = _folders_in(folders.releases)
+    _drop_uploads(left)
+    _forget(folders, {path.name for path in left})
     if len(reports) < len(history):
         files.write(folders.history, "".join(encode(report) + "\n" for report in reports))
 
@@ -91,6 +92,7 @@ def _drop_uploads(releases: Iterable[Path]) -> None:
 def _forget(folders: Folders, releases: AbstractSet[str]) -> None:
     """What is known of releases that are gone."""
     _delete(path for path in _folders_in(folders.measured("")) if path.name not in releases)
-    for path in folders.resolved("any").parent.glob("*.json"):
+    resolved = folders.resolved("any").parent
+    for path in () if resolved.is_symlink() else resolved.glob("*.json"):
         if path.stem not in releases:
             files.remove(path)

@@ -133,14 +133,17 @@ def test_links_are_not_followed(world: World, tmp_path: Path, monkeypatch: pytes
     (world.folders.release("b-2") / "link").symlink_to(outside)
     shutil.rmtree(world.folders.release("a-1"))
     world.folders.release("a-1").symlink_to(outside / "a-1")
-    measured = world.folders.measured("")
-    shutil.rmtree(measured)
-    measured.symlink_to(outside)
+    (outside / "old.json").touch()
+    (outside / "a-1/secrets.yaml.aB3dE6").touch()
+    os.utime(outside / "a-1/secrets.yaml.aB3dE6", (1, 1))
+    for place in (world.folders.measured(""), world.folders.resolved("any").parent):
+        shutil.rmtree(place, ignore_errors=True)
+        place.symlink_to(outside)
     old(world)
     retention.prune(world.folders)
     assert names(world.folders.releases) == {"c-3", "d-4", "a-1"}
-    assert names(outside) == {"a-1"}
-    assert len(names(outside / "a-1")) == 2
+    assert names(outside) == {"a-1", "old.json"}
+    assert len(names(outside / "a-1")) == 3
 
 
 def test_who_looks_meanwhile_sees_no_release(world: World) -> None:
