@@ -65,6 +65,11 @@ print(engine + " " + digest() if spec else "")
 """
 
 KEPT = 20  # answers of an instance
+# The serving benchmark has moved (2026-07); its old name still works and warns.
+JUDGES = {
+    "throughput": ("sglang.benchmark.serving", "sglang.bench_serving"),
+    "accuracy": ("sglang.test.few_shot_gsm8k",),
+}
 
 
 @dataclass(frozen=True)
@@ -74,8 +79,8 @@ class Answer:
     phase: where it stopped: start (it could not be asked), import, parse or resolve; "" if nowhere. refusal: its own
     words; unknown: why it could not say, which is no refusal. resolved: whether the rules across flags and for the
     architecture were asked too. values: its arguments by name, as JSON; given: those that the command line sets. moe:
-    the tuning files that its Triton kernel for MoE layers will look for. benchmark: why its serving benchmark cannot be
-    imported; "" if it can. engine: digest of its files, see IDENTITY; "" if unknown.
+    the tuning files that its Triton kernel for MoE layers will look for. missing: why what the verification needs of
+    it cannot be imported, by the key under `verify`. engine: digest of its files, see IDENTITY; "" if unknown.
     """
 
     version: str = ""
@@ -87,7 +92,7 @@ class Answer:
     given: Dict[str, str] = field(default_factory=dict)
     warnings: Tuple[str, ...] = ()
     moe: Sought = field(default_factory=Sought)
-    benchmark: str = ""
+    missing: Dict[str, str] = field(default_factory=dict)
     engine: str = ""
 
 
@@ -193,7 +198,7 @@ def _start(
     """The probe's process, ended with the stack, and the files of what it says. Raises OSError."""
     folder = stack.enter_context(scratch(plan))
     question, out, err = (stack.enter_context(_file()) for _ in range(3))
-    json.dump({"argv": words_of(plan), "moe": MOE_PROBE, "benchmark": plan.verify.throughput is not None}, question)
+    json.dump({"argv": words_of(plan), "moe": MOE_PROBE, "needed": needed(plan)}, question)
     question.seek(0)
     # The unit's own cache folder is there from its first start on only.
     extra = {"HOME": folder, "TMPDIR": folder, "SGLANG_CACHE_DIR": folder, "KERNELSWAP_GPUS": json.dumps(seen)}
@@ -219,6 +224,11 @@ def _read(out: TextIO, err: TextIO, code: int) -> Answer:
 def words_of(plan: Plan) -> List[str]:
     """The words that SGLang itself reads; without those that pass secrets."""
     return list(plan.argv[plan.argv.index("-m") + 2 :]) if "-m" in plan.argv else list(plan.argv)
+
+
+def needed(plan: Plan) -> Dict[str, Sequence[str]]:
+    """The modules of SGLang by which it will be judged, by the key under `verify`; of each the newest name first."""
+    return {name: modules for name, modules in JUDGES.items() if getattr(plan.verify, name)}
 
 
 def _seen_of(gpus: Sequence[Gpu]) -> List[Dict[str, Any]]:
@@ -256,7 +266,7 @@ def _place(folders: Folders, plan: Plan, seen: Sequence[Mapping[str, Any]]) -> T
         plan.environment,
         words,
         seen,
-        plan.verify.throughput is not None,
+        needed(plan),
     ]
     name = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
     return identity.split()[0], folders.answers / f"{name}.json"

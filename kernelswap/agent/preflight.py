@@ -314,9 +314,9 @@ def engine_faults(plan: Plan, said: engine.Answer, others: bool = False, unusabl
     elif said.refusal and not consequence:
         shown = said.refusal if said.phase == "parse" else f"{said.refusal}{_meant(plan, said.refusal)}"
         lines.append(f"SGLang refuses the flags of {plan.release}: {shown}: correct the profile")
-    if said.benchmark:
-        todo = f"install it for {plan.python}, or leave out verify.throughput"
-        lines.append(f"SGLang's benchmark cannot be imported: {said.benchmark}: {todo}")
+    for key, why in said.missing.items():
+        todo = f"install it for {plan.python}, or leave out verify.{key}"
+        lines.append(f"what verify.{key} needs of SGLang cannot be imported: {why}: {todo}")
     return lines
 
 

@@ -16,7 +16,7 @@ import pytest
 from kernelswap.agent import engine, processes
 from kernelswap.agent.engine import Answer
 from kernelswap.agent.host import Folders
-from kernelswap.protocol import Gpu, Plan, Throughput, Timeouts, Verify, decode
+from kernelswap.protocol import Accuracy, Gpu, Plan, Throughput, Timeouts, Verify, decode
 
 ENGINES = Path(__file__).parent / "engines"
 SAYS = json.loads((ENGINES / "says.json").read_text())
@@ -95,25 +95,25 @@ def test_the_same_engine_is_the_same_whatever_it_is_asked(tmp_path: Path) -> Non
         ({}, "ModuleNotFoundError: No module named 'sglang.bench_serving'"),
         ({"bench_serving.py": ""}, ""),
         ({"bench_serving.py": "import no_such"}, "ModuleNotFoundError: No module named 'no_such'"),
+        ({"bench_serving.py": "from sglang import no_such"}, "ImportError: cannot import name 'no_such'"),
         ({"bench_serving.py": "1 / 0"}, ""),
         ({"benchmark/__init__.py": "", "bench_serving.py": ""}, ""),
         ({"benchmark/__init__.py": "", "benchmark/serving.py": "import no_such", "bench_serving.py": ""}, "'no_such'"),
     ],
 )
-def test_a_benchmark_that_cannot_be_imported_is_told_where_it_is_needed(
-    files: dict[str, str], says: str, tmp_path: Path
-) -> None:
+def test_what_judges_and_cannot_be_imported_is_told(files: dict[str, str], says: str, tmp_path: Path) -> None:
     installed = install(tmp_path, (ENGINES / "only_parses.py").read_text())
     for name, text in files.items():
         (tmp_path / "sglang" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "sglang" / name).write_text(text)
-    assert installed.says().benchmark == ""
-    plan = replace(installed.plan(), verify=Verify(throughput=Throughput(1, 1, 1, 1)))
-    with engine.asked(installed.folders, plan, (H200,)) as answer:
+    assert installed.says().missing == {}, "where nothing needs it"
+    verify = Verify(throughput=Throughput(1, 1, 1, 1), accuracy=Accuracy("/srv/questions.jsonl"))
+    with engine.asked(installed.folders, replace(installed.plan(), verify=verify), (H200,)) as answer:
         found = answer()
     assert found.values, "the flags are asked about all the same"
-    assert found.benchmark.endswith(says)
-    assert bool(found.benchmark) == bool(says)
+    assert found.missing.pop("accuracy") == "ModuleNotFoundError: No module named 'sglang.test'"
+    assert found.missing.keys() == ({"throughput"} if says else set())
+    assert says in found.missing.get("throughput", "")
 
 
 def test_an_answer_is_kept_until_something_changes(tmp_path: Path) -> None:

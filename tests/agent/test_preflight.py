@@ -99,10 +99,10 @@ MLA = Answer("0.5.23", "resolve", "TRTLLM MLA backend is only supported on Black
             "SGLang 0.5.22 is installed for /usr/bin/python3, b-2 wants 0.5.23",
         ),
         (
-            Answer("0.5.23", resolved=True, benchmark="ModuleNotFoundError: No module named 'aiohttp'"),
+            Answer("0.5.23", resolved=True, missing={"throughput": "No module named 'aiohttp'"}),
             False,
             False,
-            "SGLang's benchmark cannot be imported: ModuleNotFoundError: No module named 'aiohttp': install it for ",
+            "what verify.throughput needs of SGLang cannot be imported: No module named 'aiohttp': install it for /usr",
         ),
     ],
 )
