@@ -23,6 +23,7 @@ FLAGS, ENVIRONMENT, SERVER, RESOLVED, LIMITS = "flags", "environment", "server",
 # Fields of a plan that judge the server but are no part of it; all others and the flags make another release.
 LIMIT_FIELDS = (
     "expose", "memory_margin", "disk_free", "end_foreign", "engine_version", "requires", "verify", "timeouts",
+    "retention",
 )  # fmt: skip
 SERVER_FIELDS = {
     "python": "engine",

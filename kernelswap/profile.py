@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from kernelswap import flags as spelling
 from kernelswap.errors import ConfigError, Fault
-from kernelswap.protocol import Accuracy, DriftLimits, Smoke, Throughput, Timeouts, Verify
+from kernelswap.protocol import Accuracy, DriftLimits, Retention, Smoke, Throughput, Timeouts, Verify
 from kernelswap.yamlfile import Document, Loc, read
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -216,6 +216,11 @@ class TimeoutsFile(_Strict):
     nvml: _Seconds = Timeouts.nvml
 
 
+class RetentionFile(_Strict):
+    releases: Annotated[int, Field(ge=2, le=10_000)] = Retention.releases  # one to serve, and one to go back to
+    swaps: Annotated[int, Field(ge=1, le=10_000)] = Retention.swaps
+
+
 class EngineFile(_Strict):
     python: Annotated[str, AfterValidator(_absolute)] = "/opt/sglang/bin/python"
     version: Annotated[str, AfterValidator(_version)] | None = None
@@ -257,6 +262,7 @@ class Server(Settings):
     memory_margin: Annotated[int, Field(ge=0, le=10_000_000)] = 1024
     disk_free: Annotated[int, Field(ge=0, le=1_000_000_000)] = 1024
     end_foreign: bool = False
+    retention: RetentionFile = RetentionFile()
 
 
 class ModelFile(Server):

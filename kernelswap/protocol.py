@@ -165,6 +165,14 @@ class Requires:
 
 
 @dataclass(frozen=True)
+class Retention:
+    """How much an instance keeps. releases: on the host; swaps: the newest, with their reports and evidence."""
+
+    releases: int = 10
+    swaps: int = 50
+
+
+@dataclass(frozen=True)
 class Plan:
     """All that the agent must know to start, judge and stop one release. Holds no secret.
 
@@ -203,6 +211,7 @@ class Plan:
     requires: Requires = field(default_factory=Requires)
     verify: Verify = field(default_factory=Verify)
     timeouts: Timeouts = field(default_factory=Timeouts)
+    retention: Retention = field(default_factory=Retention)
     digests: Dict[str, str] = field(default_factory=dict)
 
     @property

@@ -158,6 +158,7 @@ def plan_of(spec: ServerSpec, name: str = UNNAMED, digests: Mapping[str, str] | 
         requires=spec.requires,
         verify=spec.verify,
         timeouts=spec.timeouts,
+        retention=spec.retention,
         digests=dict(digests or {}),
     )
 

@@ -12,7 +12,18 @@ from kernelswap import sglang
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.flags import FlagValue
 from kernelswap.profile import Layer, Library, Server, ThroughputFile, VerifyFile, check, nearest
-from kernelswap.protocol import Accuracy, Answer, DriftLimits, Gpu, Requires, Smoke, Throughput, Timeouts, Verify
+from kernelswap.protocol import (
+    Accuracy,
+    Answer,
+    DriftLimits,
+    Gpu,
+    Requires,
+    Retention,
+    Smoke,
+    Throughput,
+    Timeouts,
+    Verify,
+)
 from kernelswap.sglang_parser import opinions
 from kernelswap.yamlfile import Loc
 
@@ -68,6 +79,7 @@ class ServerSpec:
     memory_margin: int = 1024
     disk_free: int = 1024
     end_foreign: bool = False
+    retention: Retention = field(default_factory=Retention)
     engine_version: str = ""
     requires: Requires = field(default_factory=Requires)
     notes: tuple[Note, ...] = ()
@@ -147,7 +159,7 @@ def host_specs(
 
 # A server's keys that no inventory has for another purpose; `user`, `host` and `path` may be the owner's own.
 _SERVER_KEYS = {"flags", "environment", "engine", "requires", "expose", "verify", "timeouts", "secrets", "gpus"} | {
-    "port", "served-name", "memory-margin", "disk-free", "end-foreign"
+    "port", "served-name", "memory-margin", "disk-free", "end-foreign", "retention"
 }  # fmt: skip
 
 
@@ -332,6 +344,7 @@ def _decide(server: Server, instance: str, model: str, profile: str) -> ServerSp
         memory_margin=int(server.memory_margin),
         disk_free=int(server.disk_free),
         end_foreign=bool(server.end_foreign),
+        retention=Retention(int(server.retention.releases), int(server.retention.swaps)),
         engine_version=server.engine.version or "",
         requires=Requires(
             tuple(server.requires.architecture), int(server.requires.memory), server.requires.driver or ""

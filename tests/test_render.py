@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from kernelswap.errors import ConfigError
 from kernelswap.profile import load_library
-from kernelswap.protocol import AGENT_PATH, DIRTY, Plan, Timeouts, Verify, decode
+from kernelswap.protocol import AGENT_PATH, DIRTY, Plan, Retention, Timeouts, Verify, decode
 from kernelswap.render import Hidden, Release, assignment, preview, render, resolve_secrets, word
 from kernelswap.spec import Secret, ServerSpec, server_spec
 
@@ -255,6 +255,7 @@ def test_whatever_changes_the_server_changes_its_digest(change: dict[str, Any]) 
         {"memory_margin": 5},
         {"disk_free": 5},
         {"end_foreign": True},
+        {"retention": Retention(2, 3)},
         {"gpu_count": 8},
         {"flags": {"b": 1, "a": None}},
     ],

@@ -8,7 +8,7 @@ import pytest
 from kernelswap import flags
 from kernelswap.errors import ConfigError
 from kernelswap.profile import Library, load_library
-from kernelswap.protocol import Accuracy, Answer, DriftLimits, Gpu, Throughput, Timeouts
+from kernelswap.protocol import Accuracy, Answer, DriftLimits, Gpu, Retention, Throughput, Timeouts
 from kernelswap.spec import Secret, host_specs, needs_pins, pin, server_spec
 
 GOOD = Path(__file__).parent / "profiles" / "good" / "inventory"
@@ -71,6 +71,12 @@ def test_an_override_for_a_model_wins_over_its_profile(library: Library) -> None
     assert spec.environment == {"B": "big"}
     assert spec.verify.answers == ()
     assert spec.verify.throughput is None
+
+
+def test_how_much_a_host_keeps(library: Library) -> None:
+    assert server_spec(library, "main", "big", "fast").retention == Retention(releases=10, swaps=50)
+    given = {"retention": {"releases": 3}}
+    assert server_spec(library, "main", "big", "fast", given).retention == Retention(releases=3, swaps=50)
 
 
 def test_how_far_answers_may_drift(library: Library) -> None:
@@ -194,7 +200,8 @@ def test_faults_in_host_data_name_their_place(library: Library) -> None:
         "inv.py: h1: instances/a/flags/tp_size: is not spelled as Kernelswap spells flags; write `tp-size`\n"
         "inv.py: h1: instances/b/port: is not a whole number; write a number without quotes\n"
         "inv.py: h1: instances/b/retry: unknown key; use one of: disk-free, end-foreign, engine, environment, expose, "
-        "flags, gpus, host, memory-margin, path, port, requires, secrets, served-name, timeouts, user, verify\n"
+        "flags, gpus, host, memory-margin, path, port, requires, retention, secrets, served-name, timeouts, user, "
+        "verify\n"
         "inv.py: h1: instances/b/flags/x: is a set; use text, a number, true, null, a list or a map"
     )
 

@@ -18,6 +18,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 from kernelswap.protocol import Plan
 
 CHUNK = 65536  # bytes
+TOLD = 5  # tokens of each place, with their logprobs
 
 # Of SGLang 0.5.23's gauges (srt/observability/metrics_collector.py). Several schedulers report apart: sums of requests
 # and tokens, the fullest cache, the mean of rates.
@@ -61,6 +62,15 @@ class Token:
     id: int
     text: Optional[str] = None
     top: Tuple[Tuple[float, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One token of an answer of the chat or a completion, as its text. top: the most probable ones at its place,
+    (logprob, text) each."""
+
+    text: str
+    top: Tuple[Tuple[float, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -152,6 +162,33 @@ class Client:
 
     def stream_chat(self, prompt: str, max_tokens: int, timeout: float) -> Reply:
         return self._stream("/v1/chat/completions", self._chat(prompt, max_tokens), timeout)
+
+    def completion_choices(self, prompt: str, max_tokens: int, timeout: float) -> List[Choice]:
+        """The tokens of a completion; none where the server does not tell them."""
+        body = {**self._completion(prompt, max_tokens), "logprobs": TOLD}
+        told = _logprobs(self.post("/v1/completions", body, timeout))
+        tops = [top if isinstance(top, dict) else {} for top in _list(told.get("top_logprobs"))]
+        return [
+            Choice(str(text), tuple((value, name) for name, value in top.items() if _finite(value) is not None))
+            for text, top in zip(_list(told.get("tokens")), tops)
+        ]
+
+    def chat_choices(self, prompt: str, max_tokens: int, timeout: float) -> List[Choice]:
+        """The same of the chat."""
+        body = {**self._chat(prompt, max_tokens), "logprobs": True, "top_logprobs": TOLD}
+        rows = _list(_logprobs(self.post("/v1/chat/completions", body, timeout)).get("content"))
+        return [
+            Choice(
+                str(row.get("token")),
+                tuple(
+                    (float(top["logprob"]), str(top.get("token")))
+                    for top in _list(row.get("top_logprobs"))
+                    if isinstance(top, dict) and _finite(top.get("logprob")) is not None
+                ),
+            )
+            for row in rows
+            if isinstance(row, dict)
+        ]
 
     def _completion(self, prompt: str, max_tokens: int) -> Dict[str, Any]:
         return {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
@@ -271,6 +308,12 @@ def _token(row: Any, top: Any) -> Token:
         text if isinstance(text, str) else None,
         tuple((value, int(name)) for value, name in best if value is not None),
     )
+
+
+def _logprobs(answer: Dict[str, Any]) -> Dict[str, Any]:
+    choices = _list(answer.get("choices"))
+    found = choices[0].get("logprobs") if choices and isinstance(choices[0], dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def _list(value: Any) -> List[Any]:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, TextIO, Tuple
 
@@ -24,9 +24,9 @@ from kernelswap.protocol import Gpu, Plan, decode, encode
 PROBE = (pkgutil.get_data("kernelswap", "agent/engine_probe.py") or b"").decode()
 MOE_PROBE = (pkgutil.get_data("kernelswap", "agent/moe_probe.py") or b"").decode()
 
-# All that decides an answer and lies in files, as the unit's user sees it, without importing SGLang: its own files, in
-# place or of an editable install, what is installed beside it, and what the command line names, the model's folder for
-# one. A file system that hangs must hold this process, not the agent.
+# All that decides an answer and lies in files, as the unit's user sees it, without importing SGLang, as two digests: of
+# its own files, in place or of an editable install, and what is installed beside it; and of what the command line
+# names, the model's folder for one. A file system that hangs must hold this process, not the agent.
 IDENTITY = """
 import hashlib, importlib.util, json, os, sys
 spec = importlib.util.find_spec("sglang")
@@ -47,6 +47,10 @@ for folder in filter(os.path.isdir, sys.path):
         if name.endswith((".dist-info", ".pth", ".py", ".egg-link")):
             note(os.path.join(folder, name))
             note(os.path.join(folder, name, "RECORD"))
+def digest():
+    return hashlib.sha256(repr((sys.version, sorted(map(repr, seen)))).encode()).hexdigest()
+engine = digest()
+seen = []
 for word in json.load(sys.stdin):
     path = word[word.find("=") + 1 :]
     note(path)
@@ -57,10 +61,15 @@ for word in json.load(sys.stdin):
             seen.append((path, hashlib.sha256(file.read()).hexdigest()))
     except (OSError, ValueError):
         pass
-print(hashlib.sha256(repr((sys.version, sorted(map(repr, seen)))).encode()).hexdigest() if spec else "")
+print(engine + " " + digest() if spec else "")
 """
 
 KEPT = 20  # answers of an instance
+# The serving benchmark has moved (2026-07); its old name still works and warns.
+JUDGES = {
+    "throughput": ("sglang.benchmark.serving", "sglang.bench_serving"),
+    "accuracy": ("sglang.test.few_shot_gsm8k",),
+}
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,8 @@ class Answer:
     phase: where it stopped: start (it could not be asked), import, parse or resolve; "" if nowhere. refusal: its own
     words; unknown: why it could not say, which is no refusal. resolved: whether the rules across flags and for the
     architecture were asked too. values: its arguments by name, as JSON; given: those that the command line sets. moe:
-    the tuning files that its Triton kernel for MoE layers will look for.
+    the tuning files that its Triton kernel for MoE layers will look for. missing: why what the verification needs of
+    it cannot be imported, by the key under `verify`. engine: digest of its files, see IDENTITY; "" if unknown.
     """
 
     version: str = ""
@@ -82,6 +92,8 @@ class Answer:
     given: Dict[str, str] = field(default_factory=dict)
     warnings: Tuple[str, ...] = ()
     moe: Sought = field(default_factory=Sought)
+    missing: Dict[str, str] = field(default_factory=dict)
+    engine: str = ""
 
 
 def run(
@@ -150,7 +162,7 @@ def asked(folders: Folders, plan: Plan, gpus: Sequence[Gpu] = ()) -> Iterator[Ca
     with contextlib.ExitStack() as stack:
         try:
             seen = _seen_of(gpus)
-            kept = _place(folders, plan, seen)
+            identity, kept = _place(folders, plan, seen)
             known = _recall(kept) if kept else None
             if known is None:
                 probe, out, err = _start(stack, plan, seen)
@@ -167,7 +179,7 @@ def asked(folders: Folders, plan: Plan, gpus: Sequence[Gpu] = ()) -> Iterator[Ca
                 probe.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 return _late(plan)
-            found = _read(out, err, probe.returncode)
+            found = replace(_read(out, err, probe.returncode), engine=identity)
             if kept and not found.refusal and not found.unknown:  # else another try may answer otherwise
                 _keep(kept, found)
             return found
@@ -186,7 +198,7 @@ def _start(
     """The probe's process, ended with the stack, and the files of what it says. Raises OSError."""
     folder = stack.enter_context(scratch(plan))
     question, out, err = (stack.enter_context(_file()) for _ in range(3))
-    json.dump({"argv": words_of(plan), "moe": MOE_PROBE}, question)
+    json.dump({"argv": words_of(plan), "moe": MOE_PROBE, "needed": needed(plan)}, question)
     question.seek(0)
     # The unit's own cache folder is there from its first start on only.
     extra = {"HOME": folder, "TMPDIR": folder, "SGLANG_CACHE_DIR": folder, "KERNELSWAP_GPUS": json.dumps(seen)}
@@ -214,6 +226,11 @@ def words_of(plan: Plan) -> List[str]:
     return list(plan.argv[plan.argv.index("-m") + 2 :]) if "-m" in plan.argv else list(plan.argv)
 
 
+def needed(plan: Plan) -> Dict[str, Sequence[str]]:
+    """The modules of SGLang by which it will be judged, by the key under `verify`; of each the newest name first."""
+    return {name: modules for name, modules in JUDGES.items() if getattr(plan.verify, name)}
+
+
 def _seen_of(gpus: Sequence[Gpu]) -> List[Dict[str, Any]]:
     """What the probe is told of the GPUs; nothing where NVML does not know them all."""
     if any(not gpu.capability or gpu.memory_total is None for gpu in gpus):
@@ -232,13 +249,14 @@ def _seen_of(gpus: Sequence[Gpu]) -> List[Dict[str, Any]]:
 # The answers that are kept, by the digest of all that decides them.
 
 
-def _place(folders: Folders, plan: Plan, seen: Sequence[Mapping[str, Any]]) -> Optional[Path]:
-    """Where the answer is kept; None where the engine cannot be told from another. Raises OSError, TimeoutExpired."""
+def _place(folders: Folders, plan: Plan, seen: Sequence[Mapping[str, Any]]) -> Tuple[str, Optional[Path]]:
+    """The engine's digest and where the answer is kept; "" and None where the engine cannot be told from another.
+    Raises OSError, TimeoutExpired."""
     words = words_of(plan)
     named = json.dumps([word for word in words if "/" in word])
     identity = run(plan, ["-c", IDENTITY], plan.timeouts.preflight, named).stdout.strip()
     if not identity:
-        return None
+        return "", None
     decides = [
         PROBE,
         MOE_PROBE,
@@ -248,8 +266,10 @@ def _place(folders: Folders, plan: Plan, seen: Sequence[Mapping[str, Any]]) -> O
         plan.environment,
         words,
         seen,
+        needed(plan),
     ]
-    return folders.answers / (hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest() + ".json")
+    name = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+    return identity.split()[0], folders.answers / f"{name}.json"
 
 
 def _recall(path: Path) -> Optional[Answer]:

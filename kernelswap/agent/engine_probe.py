@@ -1,9 +1,9 @@
 """Asks the SGLang of the interpreter that runs this what it makes of a command line, and takes no GPU memory.
 
 engine.py gives the text of this file to the engine's interpreter, as the unit's user; so it imports nothing of ours and
-runs on any Python from 3.8 on. On stdin: {"argv": [...], "moe": the text of moe_probe.py}. KERNELSWAP_GPUS: what NVML
-says of the GPUs that the server will have, [{"capability": [9, 0], "name": ..., "memory": bytes}, ...]. On stdout one
-line of JSON, see engine.Answer.
+runs on any Python from 3.8 on. On stdin: {"argv": [...], "moe": the text of moe_probe.py, "needed": {"throughput":
+[modules, the newest name first], ...}}. KERNELSWAP_GPUS: what NVML says of the GPUs that the server will have,
+[{"capability": [9, 0], "name": ..., "memory": bytes}, ...]. On stdout one line of JSON, see engine.Answer.
 
 The old server may fill the GPUs, and a CUDA context of ours could take the memory of its next request. So torch
 answers from NVML what it would ask of CUDA (architecture, name, memory), and every road into CUDA is closed: what needs
@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import importlib
 import io
 import json
 import logging
@@ -46,6 +47,7 @@ def main() -> None:
         leave_gpus_alone(gpus)
         now = ask(question["argv"], answer)
         answer["moe"] = tuning_files(question.get("moe", ""), now, gpus)
+        answer["missing"] = missing(question.get("needed", {}))
     except BaseException as error:
         text = words_of(error)
         kind = "unknown" if is_of_the_moment(error) else "refusal"
@@ -95,6 +97,25 @@ def tuning_files(text: str, values: Dict[str, Any], gpus: List[Dict[str, Any]]) 
         exec(text, space)  # noqa: S102 - our own
         return dict(space["tuning_files"](values, gpus[0]["name"]))
     return {}
+
+
+def missing(needed: Dict[str, List[str]]) -> Dict[str, str]:
+    """Why what the verification needs cannot be imported. Other errors of it are for the moment when it runs."""
+    found = {}
+    for what, names in needed.items():
+        for name in names:
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                found[what] = words_of(error)
+                if not f"{name}.".startswith(f"{error.name}."):  # it is there, and something else is not
+                    break
+                continue
+            except BaseException:  # noqa: S110 - see above
+                pass
+            found.pop(what, None)
+            break
+    return found
 
 
 def leave_gpus_alone(gpus: List[Dict[str, Any]]) -> None:

@@ -10,11 +10,11 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 from kernelswap import protocol
 from kernelswap.agent import files, host
 from kernelswap.agent.host import Folders, Journal
-from kernelswap.measured import BENCH_FILE, DRIFT_FILE, GPU_FILE, METRICS_FILE, THROUGHPUT_FILE
+from kernelswap.measured import ACCURACY_FILE, BENCH_FILE, DRIFT_FILE, GPU_FILE, METRICS_FILE, THROUGHPUT_FILE
 from kernelswap.protocol import Evidence, Plan, Report, Resolved, decode
 
 SWAPS_SHOWN = 50
-WHOLE = (THROUGHPUT_FILE, DRIFT_FILE)
+WHOLE = (THROUGHPUT_FILE, DRIFT_FILE, ACCURACY_FILE)
 SERIES = (GPU_FILE, METRICS_FILE)  # a heading, then rows, of each GPU one at every instant
 TAILS = ("events.jsonl", BENCH_FILE, "server.log")
 ROWS = {GPU_FILE: 4000, METRICS_FILE: 1000, "events.jsonl": 2000, BENCH_FILE: 500, "server.log": 60}

@@ -292,9 +292,11 @@ def history(folders: Folders) -> List[Report]:
 
 
 def staged(folders: Folders) -> List[str]:
+    """Names of the releases here; one that begins with a dot is being deleted."""
     if not folders.releases.is_dir():
         return []
-    return sorted(entry.name for entry in folders.releases.iterdir() if (entry / "plan.json").is_file())
+    entries = (entry for entry in folders.releases.iterdir() if not entry.name.startswith("."))
+    return sorted(entry.name for entry in entries if (entry / "plan.json").is_file())
 
 
 def report(folders: Folders, swap: str) -> Optional[Report]:

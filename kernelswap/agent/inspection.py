@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pwd
 from pathlib import Path
 from typing import Dict, Optional, Sequence, Tuple
@@ -57,12 +58,14 @@ def _instance(folders: Folders, health: bool) -> InstanceState:
 
 
 def _files(folder: Path) -> Dict[str, str]:
-    """File name -> SHA-256; a secret's hash is not for telling."""
-    return {
-        path.name: "" if path.name == "secrets.yaml" else host.digest(path)
-        for path in folder.iterdir()
-        if path.is_file()
-    }
+    """File name -> SHA-256; a secret's hash is not for telling. None of a release that was deleted meanwhile."""
+    with contextlib.suppress(FileNotFoundError):
+        return {
+            path.name: "" if path.name == "secrets.yaml" else host.digest(path)
+            for path in folder.iterdir()
+            if path.is_file()
+        }
+    return {}
 
 
 def read_plan(folders: Folders, release: Optional[str]) -> Optional[Plan]:

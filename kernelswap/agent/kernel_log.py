@@ -22,7 +22,7 @@ LINE = re.compile(
     r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-f]+:[0-9a-f]+:[0-9a-f]+)[^)]*\): (?P<code>\d+)(?:, )?(?P<text>.*)",
     re.IGNORECASE,
 )
-ACTIONS = ("reboot", "reset", "restart")  # the stronger first
+ACTIONS = ("reboot", "reset", "restart", "watch")  # the stronger first
 
 
 @dataclass(frozen=True)
@@ -101,10 +101,15 @@ def _row(xid: Xid) -> Optional[Dict[str, Any]]:
     return next((row for row in rows if row.get("text", "") in xid.text[-len(row.get("text", "")) - 2 :]), None)
 
 
+def fails(xid: Xid) -> bool:
+    """Whether it stands against a server that was started before it; others are only told."""
+    return not (_row(xid) or {}).get("note", False)
+
+
 def blames_host(xid: Xid) -> bool:
     """Whether the GPU itself failed, whatever ran on it."""
     row = _row(xid)
-    return row is not None and row["blame"] == "host"
+    return row is not None and row["blame"] == "host" and fails(xid)
 
 
 def describe(xid: Xid) -> str:

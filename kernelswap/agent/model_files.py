@@ -43,6 +43,9 @@ def look(plan: Plan, timeout: float = 60) -> ModelFiles:
     try:
         question = json.dumps(list(_wanted(plan)))
         done = engine.run(plan, ["-I", "-S", "-c", PROBE], timeout, question)
+        if done.returncode < 0:
+            what = f"{plan.model_path}: the look at its files was killed by signal {-done.returncode}"
+            return ModelFiles(((what, "see whether memory is short, and run the same command again"),))
         said = done.stdout if done.returncode == 0 else ""
         return (
             decode(ModelFiles, said) if said else ModelFiles(unusable=done.stderr.strip()[-200:] or "it ended at once")
@@ -101,6 +104,8 @@ def _wanted(plan: Plan) -> Iterator[Tuple[str, str, Dict[str, Any]]]:
     for flag in FILES:
         if flags.get(flag, "").startswith("/"):
             yield "file", flags[flag], {}
+    if questions := plan.verify.accuracy:
+        yield "questions", questions.file, {"count": questions.questions}
 
 
 # Flags that name a file which is read at the start; a chat template may also be the name of one that SGLang brings.

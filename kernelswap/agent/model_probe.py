@@ -102,6 +102,9 @@ class Look:
     def file(self, path: Path) -> None:
         self.tried(head, path)
 
+    def questions(self, path: Path, count: int) -> None:
+        self.tried(lambda path: questions(path, count), path)
+
     def model(self, path: Path, load_format: str, tokenizer: bool = False, mtp: bool = False) -> None:
         if path.suffix == ".gguf":
             self.tried(gguf, path)
@@ -262,6 +265,20 @@ def json_object(path: Path) -> Dict[str, Any]:
     if not isinstance(found, dict):
         raise Wrong("is no JSON object", AGAIN)
     return found
+
+
+def questions(path: Path, count: int) -> None:
+    """Those of verify.accuracy, which asks so many."""
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except (ValueError, RecursionError) as error:
+        raise Wrong(f"is no JSON lines ({error})", "correct it") from None
+    if not all(isinstance(line, dict) and {"question", "answer"} <= set(line) for line in lines):
+        raise Wrong("has a line without question and answer", "correct it")
+    if len(lines) < count:
+        raise Wrong(f"has {len(lines)} questions, verify.accuracy asks {count}", "add some, or ask fewer")
 
 
 def safetensors(path: Path) -> Set[str]:

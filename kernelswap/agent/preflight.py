@@ -36,7 +36,7 @@ from kernelswap.agent.host import Folders
 from kernelswap.agent.occupants import Occupants
 from kernelswap.agent.processes import Process
 from kernelswap.agent.redaction import names_secret, redact
-from kernelswap.agent.verify import accuracy, drift
+from kernelswap.agent.verify import drift
 from kernelswap.protocol import CONFIG_ROOT, STATE_ROOT, Gpu, Plan, Request, Resolved
 
 SYSTEMD_MIN = 247  # the first with reliable --timestamp=unix and credentials
@@ -46,14 +46,14 @@ SYSTEMD_MIN = 247  # the first with reliable --timestamp=unix and credentials
 class Findings:
     """What a preflight found: faults stand against the swap, each with its way out; notes do not.
 
-    gpus: those that the server will have. version: SGLang's, "" where it does not say.
+    gpus: those that the server will have. engine: digest of SGLang's files, its version where that is not known.
     """
 
     faults: List[str]
     notes: List[str]
     resolved: Optional[Resolved] = None
     gpus: Sequence[Gpu] = ()
-    version: str = ""
+    engine: str = ""
 
 
 def look(folders: Folders, request: Request, plan: Plan, found: Occupants) -> Findings:
@@ -70,7 +70,7 @@ def look(folders: Folders, request: Request, plan: Plan, found: Occupants) -> Fi
     faults = [*cheap, *unusable]
     faults += engine_faults(plan, said, bool(faults), bool(unusable))
     lines = [*notes(plan, said, usable), *host_notes(plan, present, model)]
-    return Findings(faults, lines, _resolved(plan, said), usable, said.version)
+    return Findings(faults, lines, _resolved(plan, said), usable, said.engine or said.version)
 
 
 def host_faults(folders: Folders, request: Request, plan: Plan, found: Occupants) -> List[str]:
@@ -85,7 +85,6 @@ def host_faults(folders: Folders, request: Request, plan: Plan, found: Occupants
         *strays(request, plan, found),
         *stuck(found),
         *drift.faults(plan),
-        *accuracy.faults(plan),
         *way_back(folders, request),
     ]
 
@@ -315,6 +314,9 @@ def engine_faults(plan: Plan, said: engine.Answer, others: bool = False, unusabl
     elif said.refusal and not consequence:
         shown = said.refusal if said.phase == "parse" else f"{said.refusal}{_meant(plan, said.refusal)}"
         lines.append(f"SGLang refuses the flags of {plan.release}: {shown}: correct the profile")
+    for key, why in said.missing.items():
+        todo = f"install it for {plan.python}, or leave out verify.{key}"
+        lines.append(f"what verify.{key} needs of SGLang cannot be imported: {why}: {todo}")
     return lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -177,9 +178,14 @@ def recover(instance: str) -> None:
 
 
 def _tidy(folders: Folders) -> None:
-    written = (folders.config, folders.state, *folders.state.glob("swaps/*"), *folders.state.glob("measured/*"))
+    """Remove what a death in the middle of writing has left; of adopted processes it may hold secrets."""
+    state = folders.state
+    written = (folders.config, state, *(path for name in ("*", "swaps/*", "measured/*") for path in state.glob(name)))
     for folder in (*written, folders.committed_unit.parent, folders.candidate_unit.parent):
         files.drop_unfinished(folder)
+    for path in state.glob("adopted-*.env"):
+        with contextlib.suppress(OSError):
+            files.remove(path)
 
 
 STATES = {

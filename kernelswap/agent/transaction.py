@@ -29,6 +29,7 @@ from kernelswap.agent import (
     occupants,
     preflight,
     processes,
+    retention,
     server,
     units,
     zero,
@@ -181,16 +182,12 @@ class Transaction:
         return Seen(f"{len(found.all)} server(s) to replace{changed}{_others(found)}")
 
     def _foresee(self, resolved: Optional[Resolved]) -> None:
-        """Keep what SGLang made of the command line; forget it of releases that are gone."""
+        """Keep what SGLang made of the command line."""
         path = self.folders.resolved(self.request.release)
         with contextlib.suppress(OSError):
             files.remove(path)
             if resolved:
                 files.write(path, encode(resolved), mode=0o600)
-            staged = host.staged(self.folders)
-            for other in path.parent.glob("*.json"):
-                if other.stem not in staged:
-                    files.remove(other)
 
     def _note_served(self, plan: Plan, server: Client) -> None:
         """What the running server made of its command line is what counts; a difference is worth knowing."""
@@ -215,7 +212,7 @@ class Transaction:
         wanted, previous = self.plan.verify.throughput, self.journal.previous
         if wanted is None:
             return False
-        self.key = throughput.key(self.plan, wanted, findings.gpus, findings.version)
+        self.key = throughput.key(self.plan, wanted, findings.gpus, findings.engine)
         if previous is None or wanted.regression is None:
             return False
         rollback = self._is_rollback()
@@ -256,7 +253,9 @@ class Transaction:
             throughput.keep(self.folders, self.known)
             seen = throughput.text_of(self.known)
         except (Failed, throughput.Unmeasured, ValueError, *HOST_FAULTS) as error:
-            seen = f"not measured, so the candidate is not compared to it: {error}"
+            self.known = throughput.stored(self.folders, self._compared_to(), self.key)
+            what = "compared with what is stored of it" if self.known else "not compared to it"
+            seen = f"not measured, so the candidate is {what}: {error}"
         self._note_found()
         return Seen(seen)
 
@@ -285,7 +284,7 @@ class Transaction:
         there = zero.note(self.plan, found, first=self.journal.previous is None)
         # Where another server had taken the place of ours, that one is what served, and what comes back.
         previous = None if there and not found.own else self.journal.previous
-        self.journal = dataclasses.replace(self.journal, touched=True, zero=there, previous=previous)
+        self.journal = dataclasses.replace(self.journal, zero=there, previous=previous)
 
     def _stop(self) -> Seen:
         found, there = self.found, self.journal.zero
@@ -476,7 +475,7 @@ class Transaction:
 
     def _refuse(self, cause: Cause) -> Report:
         """Nothing was touched: what served, if anything did, goes on serving."""
-        if self.journal.step == "baseline":
+        if any(step.name == "baseline" for step in self.journal.steps):
             units.lift_quarantine(self.folders.unit)
             units.drop_candidate(self.folders.candidate_unit, self.folders.candidate_settings)
         serves = units.status(self.folders.unit).running  # after a boot it may still be starting
@@ -624,11 +623,16 @@ class Transaction:
 
     def _step(self, name: str, step: Step, back: bool = False) -> Seen:
         """Write down what comes, do it, and record how long it took and what it saw. Raises Failed."""
-        self.journal = dataclasses.replace(self.journal, step=name)
+        touched = self.journal.touched
+        self.journal = dataclasses.replace(self.journal, step=name, touched=touched or name == "stop")
         shown = self._shown(back)
         start = time.monotonic()
         try:
-            self._write_journal(back)
+            try:
+                self._write_journal(back)
+            except Failed:  # then it is not done either
+                self.journal = dataclasses.replace(self.journal, touched=touched)
+                raise
             self._say(shown, "begin")
             seen = self._guarded(name, step)
         except Failed as failure:
@@ -706,6 +710,8 @@ class Transaction:
         )
         files.keep(self.evidence / "report.json", encode(report))  # the history holds it too
         host.record(self.folders, report)
+        if outcome in ("committed", "unchanged", "refused"):
+            retention.prune(self.folders)
         self._say("result", "result", verdict.text(report))
         return report
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 from pathlib import Path
 from typing import Any
 
 import pytest
 from world import Scenario, World, before
 
-from kernelswap.agent import files, host, service, transaction
+from kernelswap.agent import files, host, service, transaction, units
 from kernelswap.agent.client import Unanswered
 from kernelswap.agent.server import Failed
 from kernelswap.agent.transaction import Transaction
@@ -170,6 +171,18 @@ def test_trouble_with_it_is_told_and_stops_nothing(
     assert detail == f"not measured, so the candidate is not compared to it: {error}"
 
 
+def test_a_fresh_one_that_fails_leaves_the_stored_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_others: Any) -> ThroughputResult:
+        raise throughput.Unmeasured("the benchmark was the bottleneck")
+
+    throughput.keep(world.folders, KNOWN)
+    report, compared = swap(world, monkeypatch, fail, request=dataclasses.replace(REQUEST, verify="full"))
+    assert (report.outcome, compared) == ("committed", [KNOWN])
+    detail = next(step.detail for step in report.steps if step.name == "baseline")
+    says = "not measured, so the candidate is compared with what is stored of it: the benchmark was the bottleneck"
+    assert detail == says
+
+
 def test_requests_of_others_are_no_baseline(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with world.entered(monkeypatch) as patch:
         patch.setattr(transaction.client.Client, "running_requests", lambda _self: 3)
@@ -205,6 +218,32 @@ def test_a_newcomer_during_it_is_refused_and_the_known_good_let_go(
     monkeypatch.setattr(Transaction, "_note_found", newcomer)
     report, _ = swap(world, monkeypatch)
     assert (report.outcome, report.failed_step, world.serving) == ("refused", "baseline", {"a-1"})
+    assert host.is_intact(world.folders, "a-1")
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_journal_that_cannot_say_stop_stops_nothing(
+    measured: bool, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What serves was not touched yet: it is neither stopped nor started again, and reachable."""
+    if not measured:
+        throughput.keep(world.folders, KNOWN)
+    write, started = host.write_journal, []
+
+    def refuse(folders: Any, journal: host.Journal) -> None:
+        if journal.step == "stop" and not journal.back:
+            raise OSError(errno.EROFS, "Read-only file system")
+        write(folders, journal)
+
+    monkeypatch.setattr(host, "write_journal", refuse)
+    monkeypatch.setattr(units, "stop", lambda *words: started.append(words))
+    monkeypatch.setattr(units, "start", lambda *words: started.append(words))
+    report, _ = swap(world, monkeypatch)
+    assert (report.outcome, report.failed_step, report.serving, world.serving) == ("refused", "stop", "a-1", {"a-1"})
+    assert report.cause
+    assert report.cause.what == "cannot write the journal: Read-only file system"
+    assert started == []
+    assert not shut_off(world)
     assert host.is_intact(world.folders, "a-1")
 
 

@@ -16,7 +16,7 @@ import pytest
 from kernelswap.agent import engine, processes
 from kernelswap.agent.engine import Answer
 from kernelswap.agent.host import Folders
-from kernelswap.protocol import Gpu, Plan, Timeouts, decode
+from kernelswap.protocol import Accuracy, Gpu, Plan, Throughput, Timeouts, Verify, decode
 
 ENGINES = Path(__file__).parent / "engines"
 SAYS = json.loads((ENGINES / "says.json").read_text())
@@ -74,7 +74,46 @@ def install(root: Path, text: str) -> Installed:
 @pytest.mark.parametrize("name", SAYS)
 def test_what_sglang_says(name: str, tmp_path: Path) -> None:
     text = (ENGINES / f"{name}.py").read_text()
-    assert install(tmp_path, text).says() == decode(Answer, json.dumps(SAYS[name]))
+    assert replace(install(tmp_path, text).says(), engine="") == decode(Answer, json.dumps(SAYS[name]))
+
+
+def test_the_same_engine_is_the_same_whatever_it_is_asked(tmp_path: Path) -> None:
+    """And whether it answers: what its benchmark has measured can be compared."""
+    installed = install(tmp_path, (ENGINES / "only_parses.py").read_text())
+    (tmp_path / "model").mkdir()
+    first = installed.says().engine
+    assert len(first) == 64
+    assert installed.says("--page-size", str(tmp_path / "model")).engine == first
+    assert installed.says().engine == first, "a kept answer too"
+    installed.server_args.write_text("raise ValueError\n")
+    assert installed.says().engine not in ("", first)
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({}, "ModuleNotFoundError: No module named 'sglang.bench_serving'"),
+        ({"bench_serving.py": ""}, ""),
+        ({"bench_serving.py": "import no_such"}, "ModuleNotFoundError: No module named 'no_such'"),
+        ({"bench_serving.py": "from sglang import no_such"}, "ImportError: cannot import name 'no_such'"),
+        ({"bench_serving.py": "1 / 0"}, ""),
+        ({"benchmark/__init__.py": "", "bench_serving.py": ""}, ""),
+        ({"benchmark/__init__.py": "", "benchmark/serving.py": "import no_such", "bench_serving.py": ""}, "'no_such'"),
+    ],
+)
+def test_what_judges_and_cannot_be_imported_is_told(files: dict[str, str], says: str, tmp_path: Path) -> None:
+    installed = install(tmp_path, (ENGINES / "only_parses.py").read_text())
+    for name, text in files.items():
+        (tmp_path / "sglang" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "sglang" / name).write_text(text)
+    assert installed.says().missing == {}, "where nothing needs it"
+    verify = Verify(throughput=Throughput(1, 1, 1, 1), accuracy=Accuracy("/srv/questions.jsonl"))
+    with engine.asked(installed.folders, replace(installed.plan(), verify=verify), (H200,)) as answer:
+        found = answer()
+    assert found.values, "the flags are asked about all the same"
+    assert found.missing.pop("accuracy") == "ModuleNotFoundError: No module named 'sglang.test'"
+    assert found.missing.keys() == ({"throughput"} if says else set())
+    assert says in found.missing.get("throughput", "")
 
 
 def test_an_answer_is_kept_until_something_changes(tmp_path: Path) -> None:

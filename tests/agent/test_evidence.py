@@ -60,10 +60,11 @@ def test_files_within_their_bounds(main: Folders) -> None:
     rows = "\n".join(f"{second},run,{gpu},{second * 8 + gpu}" for second in range(5000) for gpu in range(8))
     ended(main, "1", 100, **{
         "server.log": log, "gpu.csv": f"time,phase,index,power\n{rows}\n", "drift.json": '{"a": "é"}',
+        "accuracy.json": '{"mean": 0.9}',
         "throughput.json": "x" * (evidence.SIZE + 1), "clean.txt": "not asked for",
     })  # fmt: skip
     found = evidence.find([main], "1")
-    assert set(found.files) == {"server.log", "gpu.csv", "drift.json"}
+    assert set(found.files) == {"server.log", "gpu.csv", "drift.json", "accuracy.json"}
     assert found.files["drift.json"] == '{"a": "é"}'
     lines = found.files["server.log"].split("\n")
     assert len(lines) == 60

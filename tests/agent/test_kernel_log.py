@@ -64,6 +64,24 @@ def test_every_known_error_has_an_action_and_somebody_to_blame() -> None:
         assert row["blame"] in ("host", "release")
 
 
+@pytest.mark.parametrize(
+    ("code", "text", "fails", "blames_host"),
+    [
+        (31, "", True, False),
+        (43, "", True, False),
+        (63, "", False, False),
+        (64, "", True, True),
+        (92, "", False, False),
+        (79, "", True, True),
+        (154, "changed from 0x1 (GPU Reset Required) to 0x0 (None)", False, False),
+        (999, "", True, False),
+    ],
+)
+def test_what_an_error_means_for_a_server(code: int, text: str, fails: bool, blames_host: bool) -> None:
+    xid = Xid(1.0, GPU.pci, code, text)
+    assert (kernel_log.fails(xid), kernel_log.blames_host(xid)) == (fails, blames_host)
+
+
 def test_the_errors_of_this_boot_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A syslog daemon writes again what the journal has."""
     now = int(time.time())

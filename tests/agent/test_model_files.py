@@ -18,7 +18,7 @@ import pytest
 import samples
 
 from kernelswap.agent import model_files
-from kernelswap.protocol import Plan
+from kernelswap.protocol import Accuracy, Plan, Verify
 
 CASES = json.loads((Path(__file__).parent / "model_folders.json").read_text())
 SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
@@ -181,3 +181,50 @@ def test_the_file_system_is_told_where_it_is_slow(
 
 def test_the_probe_needs_no_package_of_ours() -> None:
     assert "kernelswap" not in re.sub(r'"""[\s\S]*?"""', "", model_files.PROBE)
+
+
+LINE = '{"question": "1+1?", "answer": "#### 2"}\n'
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("text", "mode", "fault"),
+    [
+        (LINE * 3 + "\n", 0o644, ""),
+        (LINE * 3, 0o600, "not readable"),  # root can, and the evaluator is not root
+        (LINE * 2, 0o644, "has 2 questions, verify.accuracy asks 3"),
+        (LINE * 2 + '{"question": "1+1?"}', 0o644, "without question and answer"),
+        (LINE * 2 + "[1]", 0o644, "without question and answer"),
+        (LINE + "{", 0o644, "is no JSON lines"),
+        ("\udcff", 0o644, "is no JSON lines"),
+        (None, 0o644, "no such file"),
+    ],
+)
+def test_graded_questions_are_read_by_who_will_read_them(
+    text: str | None, mode: int, fault: str, tmp_path: Path
+) -> None:
+    for above in (tmp_path, *tmp_path.parents):
+        if above.stat().st_uid == os.geteuid() and above.stat().st_mode & 0o055 != 0o055:
+            above.chmod(0o755)
+    make(tmp_path)
+    path = tmp_path / "questions.jsonl"
+    if text is not None:
+        path.write_text(text, errors="surrogateescape")
+        path.chmod(mode)
+    wanted = Verify(accuracy=Accuracy(str(path), questions=3))
+    plan = dataclasses.replace(a_plan(tmp_path, "nobody"), verify=wanted)
+    found = model_files.faults(plan, model_files.look(plan))
+    assert len(found) == bool(fault)
+    assert fault in "".join(found)
+    assert "".join(found).startswith(f"user nobody: {path}: " if fault else "")
+
+
+def test_a_look_that_was_killed_says_so(tmp_path: Path) -> None:
+    """As where memory is short: the interpreter can well be executed."""
+    killed = tmp_path / "python"
+    killed.write_text("#!/bin/sh\nkill -KILL $$\n")
+    killed.chmod(0o755)
+    plan = dataclasses.replace(a_plan(tmp_path), python=str(killed))
+    (fault,) = model_files.faults(plan, model_files.look(plan))
+    assert "was killed by signal 9: see whether memory is short" in fault
+    assert "cannot execute" not in fault

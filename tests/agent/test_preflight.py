@@ -98,6 +98,12 @@ MLA = Answer("0.5.23", "resolve", "TRTLLM MLA backend is only supported on Black
             False,
             "SGLang 0.5.22 is installed for /usr/bin/python3, b-2 wants 0.5.23",
         ),
+        (
+            Answer("0.5.23", resolved=True, missing={"throughput": "No module named 'aiohttp'"}),
+            False,
+            False,
+            "what verify.throughput needs of SGLang cannot be imported: No module named 'aiohttp': install it for /usr",
+        ),
     ],
 )
 def test_what_sglang_refuses(said: Answer, others: bool, unusable: bool, says: str) -> None:

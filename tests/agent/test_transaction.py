@@ -298,8 +298,6 @@ def test_what_was_foreseen_is_compared_with_what_the_server_says(
 ) -> None:
     world = before(tmp_path, WORLD)
     world.stage("b-2")
-    gone = world.folders.resolved("gone-1")
-    files.write(gone, encode(Resolved("gone-1", "0.5.23", {})))
     values = {"page_size": "64", "moe_runner_backend": '"triton"', "random_seed": "1", "api_key": "null"}
     said = engine.Answer("0.5.23", resolved=True, values=values, warnings=("--disable-cuda-graph is deprecated",))
     served = {"page_size": 32, "moe_runner_backend": "triton", "random_seed": 2, "api_key": "k3y", "version": "0.5.24"}
@@ -317,7 +315,6 @@ def test_what_was_foreseen_is_compared_with_what_the_server_says(
     kept = files.read(world.folders.resolved("b-2")) or ""
     now = {"page_size": "32", "moe_runner_backend": '"triton"', "random_seed": "2"}
     assert decode(Resolved, kept) == Resolved("b-2", "0.5.24", now, served=True)
-    assert not gone.exists()
 
 
 def test_notes_outlive_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

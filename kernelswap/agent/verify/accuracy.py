@@ -122,22 +122,3 @@ def run(plan: Plan, wanted: Accuracy, api_key: str, timeout: float) -> float:
         last = redact(said[-1] if said else f"exit {done.returncode}", [api_key])
         what = f"the evaluator gave no score: {last[:200]}"
         raise Failed(Cause(what, where, "run it by hand", "accuracy", "host")) from None
-
-
-def faults(plan: Plan) -> List[str]:
-    """What a swap would otherwise meet only after its stop."""
-    wanted = plan.verify.accuracy
-    if wanted is None:
-        return []
-    try:
-        text = Path(wanted.file).read_text(encoding="utf-8")
-        lines = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except OSError as error:
-        return [f"{wanted.file}: {error.strerror}"]
-    except ValueError as error:
-        return [f"{wanted.file}: is no JSON lines: {error}"]
-    if not all(isinstance(line, dict) and {"question", "answer"} <= set(line) for line in lines):
-        return [f"{wanted.file}: a line has no question and answer"]
-    if len(lines) < wanted.questions:
-        return [f"{wanted.file}: has {len(lines)} questions, verify.accuracy asks {wanted.questions}"]
-    return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import List, Optional, Sequence
 
-from kernelswap.agent.client import Generated, Token
+from kernelswap.agent.client import Choice, Generated, Token
 
 TIE = 0.05  # nats between two logprobs of one forward pass that rounding may swap
 NEAR = 0.5  # nats between two choices of which another run of the same kernels may take the other
@@ -96,6 +96,24 @@ def parted(first: Generated, second: Generated) -> str:
             return ""
         return f"asked twice, the answers part at token {index + 1}, of which the model was sure"
     return ""
+
+
+def tied(choices: Sequence[Choice], other: str) -> bool:
+    """Whether another answer to the same greedy prompt is the same, or takes at one place a token that was nearly as
+    probable as the chosen one, with the same text before it. Blanks aside, as above."""
+    told, spoken, before = _bare(other), _bare("".join(choice.text for choice in choices)), ""
+    part = next((at for at, (one, two) in enumerate(zip(told, spoken)) if one != two), min(len(told), len(spoken)))
+    for choice in choices:
+        best = max((logprob for logprob, _ in choice.top), default=0.0)
+        near = [_bare(text) for logprob, text in choice.top if text != choice.text and logprob >= best - NEAR]
+        if any(text and told.startswith(before + text) and part <= len(before + text) for text in near):
+            return True
+        before += _bare(choice.text)
+    return bool(choices) and told == spoken
+
+
+def _bare(text: str) -> str:
+    return "".join(text.split())
 
 
 def _gap(token: Token, other: int) -> Optional[float]:

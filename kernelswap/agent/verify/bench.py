@@ -29,21 +29,23 @@ SERVE = """
 import importlib.util, json, os, runpy, sys
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
-moved = importlib.util.find_spec("sglang.benchmark") and importlib.util.find_spec("sglang.benchmark.serving")
-name = "sglang.benchmark.serving" if moved else "sglang.bench_serving"
-with open(importlib.util.find_spec(name).origin, encoding="utf-8") as file:
-    text = file.read()
 for line in sys.stdin:
     run = json.loads(line)
-    sys.argv = [name, *run["words"], *(word for words in run["optional"] if words[0] in text for word in words)]
-    error = ""
+    error, own = "", False
     try:
+        moved = importlib.util.find_spec("sglang.benchmark") and importlib.util.find_spec("sglang.benchmark.serving")
+        name = "sglang.benchmark.serving" if moved else "sglang.bench_serving"
+        if not importlib.util.find_spec(name):
+            raise ModuleNotFoundError(f"No module named {name!r}")
+        with open(importlib.util.find_spec(name).origin, encoding="utf-8") as file:
+            text = file.read()
+        sys.argv = [name, *run["words"], *(word for words in run["optional"] if words[0] in text for word in words)]
         runpy.run_module(name, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         error = "" if not end.code else str(end.code)
     except BaseException as fault:
-        error = f"{type(fault).__name__}: {fault}"
-    print(json.dumps(error), file=answers, flush=True)
+        error, own = f"{type(fault).__name__}: {fault}", isinstance(fault, ImportError)
+    print(json.dumps([error, own]), file=answers, flush=True)
 """
 
 TICK = 0.5  # seconds between two looks at the client
@@ -52,11 +54,12 @@ STARVED = 0.8  # share of the concurrency below which the server has less to do 
 
 
 class NoResult(Exception):
-    """The benchmark gave none; the text says why. late: its time was over."""
+    """The benchmark gave none; the text says why. late: its time was over. own: by no fault of the server's, as where
+    it cannot be imported."""
 
-    def __init__(self, why: str, late: bool = False) -> None:
+    def __init__(self, why: str, late: bool = False, own: bool = False) -> None:
         super().__init__(why)
-        self.late = late
+        self.late, self.own = late, own
 
 
 @dataclass(frozen=True)
@@ -107,13 +110,13 @@ class Benchmark:
         started = time.time()
         try:
             self._send(json.dumps({"words": words, "optional": optional}))
-            ticks, error = self._wait()
+            ticks, error, own = self._wait()
         except BrokenPipeError:
-            ticks, error = (), "it ended"
+            ticks, (error, own) = (), self._end()
         values = parse(_last_line(output))
         files.remove(output)
         if error or values is None:
-            raise NoResult(redact(self._last_words(error), [self.api_key]))
+            raise NoResult(redact(self._last_words(error), [self.api_key]), own=own)
         ended = time.time()
         return Measured(values, ticks, max(started, ended - values.get("duration", math.inf)), ended)
 
@@ -139,8 +142,8 @@ class Benchmark:
         self.requests.write(line.encode() + b"\n")
         self.requests.flush()
 
-    def _wait(self) -> Tuple[Tuple[Tick, ...], str]:
-        """What the client did until its answer, and the answer."""
+    def _wait(self) -> Tuple[Tuple[Tick, ...], str, bool]:
+        """What the client did until its answer, and the answer: why there is no result, and whether that is its own."""
         ticks: List[Tick] = []
         before, since = _cpu_seconds(self.process.pid), time.monotonic()
         while not select.select([self.answers], [], [], TICK)[0]:
@@ -152,7 +155,15 @@ class Benchmark:
             ticks.append(Tick(now - since, share, *(self._requests() if share >= BUSY else ())))
             before, since = used, now
         line = self.answers.readline()
-        return tuple(ticks), str(json.loads(line)) if line else "it ended"
+        error, own = json.loads(line) if line else self._end()
+        return tuple(ticks), error, own
+
+    def _end(self) -> Tuple[str, bool]:
+        """How it ended, and whether that is its own fault."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if self.process.wait(5) < 0:
+                return f"it was killed by signal {-self.process.returncode}, as when memory is short", True
+        return "it ended", False
 
     def _requests(self) -> Tuple[Optional[float], Optional[float]]:
         try:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import List, Sequence
+from typing import Callable, List, Sequence
 
 from kernelswap.agent import causes, gpus, kernel_log, processes, signatures, units
+from kernelswap.agent.kernel_log import Xid
 from kernelswap.protocol import Plan
 
 
@@ -15,7 +16,7 @@ def faults(plan: Plan, since: float) -> List[str]:
         return [f"the server ended ({status.active}, {status.result})"]
     found = processes.schedulers(processes.table(), plan.unit)
     missing = [] if found >= plan.schedulers else [f"{found} of {plan.schedulers} scheduler(s) live"]
-    return missing + log_faults(units.log(status.invocation)) + gpu_errors(plan, since)
+    return missing + log_faults(units.log(status.invocation)) + gpu_errors(plan, since, kernel_log.fails)
 
 
 def log_faults(lines: Sequence[str]) -> List[str]:
@@ -26,7 +27,7 @@ def log_faults(lines: Sequence[str]) -> List[str]:
     return [f"its log says: {cause.what[:200]}"] if cause and cause.signature != "unknown" else []
 
 
-def gpu_errors(plan: Plan, since: float) -> List[str]:
-    """What the kernel's log says of the plan's GPUs, a line each. since: epoch seconds."""
-    errors = kernel_log.xids(since=since)
+def gpu_errors(plan: Plan, since: float, counts: Callable[[Xid], bool] = lambda _xid: True) -> List[str]:
+    """What the kernel's log says of the plan's GPUs, a line each. since: epoch seconds; counts: which of them."""
+    errors = [xid for xid in kernel_log.xids(since=since) if counts(xid)]
     return [f"{gpus.label(gpu)}: {kernel_log.describe(xid)}" for gpu, xid in gpus.xids_of(plan, errors)]

@@ -19,7 +19,7 @@ from itertools import cycle, islice
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from kernelswap.agent import files, knowledge
-from kernelswap.agent.client import Client, Generated, Reply, Unanswered
+from kernelswap.agent.client import Choice, Client, Generated, Reply, Unanswered
 from kernelswap.agent.host import Folders
 from kernelswap.agent.server import Failed
 from kernelswap.agent.verify import answers, garbled, health
@@ -41,6 +41,7 @@ LONG = 16_384  # tokens of the long prompt, at most
 NO_GRAMMAR = re.compile(r"[Gg]rammar.*not supported")
 
 Question = Callable[[str, int, float], Reply]  # prompt, tokens, seconds
+Choices = Callable[[str, int, float], List[Choice]]
 Check = Callable[[], List[str]]
 
 
@@ -116,8 +117,11 @@ def ask(plan: Plan, server: Client, known: Optional[float] = None) -> Asked:
     """All questions, the first ones again after the hard ones. known: the known-good's share of garbled texts."""
     asked = Asked(server, time.monotonic() + plan.timeouts.smoke)
     _ask_first(asked, plan.verify.answers)
-    asked.run("completion", partial(_check_stream, asked, server.complete, server.stream_completion))
-    asked.run("chat", partial(_check_stream, asked, server.chat, server.stream_chat))
+    asked.run(
+        "completion",
+        partial(_check_stream, asked, server.complete, server.stream_completion, server.completion_choices),
+    )
+    asked.run("chat", partial(_check_stream, asked, server.chat, server.stream_chat, server.chat_choices))
     asked.run("burst", partial(_check_burst, asked, plan))
     asked.run("long prompt", partial(_check_long, asked))
     asked.run("grammar", partial(_check_grammar, asked))
@@ -148,7 +152,7 @@ def _some(*faults: str) -> List[str]:
     return [fault for fault in faults if fault]
 
 
-def _check_stream(asked: Asked, plain: Question, stream: Question) -> List[str]:
+def _check_stream(asked: Asked, plain: Question, stream: Question, choices: Choices) -> List[str]:
     """A stream must say what the plain answer says, and a plain answer the same each time: once the first question has
     filled the prefix cache, as above."""
     prompt = unique(prompts()["continue"][1])
@@ -159,10 +163,14 @@ def _check_stream(asked: Asked, plain: Question, stream: Question) -> List[str]:
     if said == streamed:
         return []
     again = {plain(prompt, TOKENS, asked.left).text for _ in range(AGAIN)}
+    told: List[Choice] = []
+    with contextlib.suppress(Unanswered):  # not every server tells its tokens
+        told = choices(prompt, TOKENS, asked.left)
+    # Near ties, see answers.parted; a server that is corrupt each time is not so lucky.
+    if streamed in again or answers.tied(told, streamed):
+        return []
     if again == {said}:
         return [f"streamed {streamed[:80]!r}, and answered {said[:80]!r} without"]
-    if streamed in again:  # near ties, see answers.parted; a server that is corrupt each time is not so lucky
-        return []
     return [f"asked again, answered {said[:60]!r}, {min(again - {said})[:60]!r}, and streamed {streamed[:60]!r}"]
 
 

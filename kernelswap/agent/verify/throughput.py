@@ -19,7 +19,7 @@ from kernelswap.agent import client, files, host
 from kernelswap.agent.client import Client
 from kernelswap.agent.host import Folders
 from kernelswap.agent.server import Failed
-from kernelswap.agent.verify import bench, gates, telemetry
+from kernelswap.agent.verify import bench, drift, gates, telemetry
 from kernelswap.agent.verify.bench import Benchmark, NoResult
 from kernelswap.measured import BASELINE, BENCH_FILE, THROUGHPUT_FILE, Run, ThroughputResult, ThroughputVerdict
 from kernelswap.protocol import Cause, Gpu, Plan, Throughput, encode
@@ -49,14 +49,14 @@ class Target:
         return Client(client.base_url(self.plan), self.plan.served_name, key).flush(FLUSH)
 
 
-def key(plan: Plan, wanted: Throughput, cards: Sequence[Gpu], version: str) -> str:
+def key(plan: Plan, wanted: Throughput, cards: Sequence[Gpu], identity: str) -> str:
     """Digest of all that must be equal for two results to be compared: the runs, the model, the GPUs with their driver,
-    and the SGLang (its version) whose benchmark it is. The known-good is measured again where any has changed."""
-    model: List[Optional[str]] = [plan.model, plan.model_path]
+    and the SGLang whose benchmark it is, see engine.IDENTITY. The known-good is measured again where any changed."""
+    model: List[str] = [plan.model, plan.model_path]
     with contextlib.suppress(OSError):
-        model.append(files.read(Path(plan.model_path) / "config.json"))
+        model += drift.model_of(plan)[:2]
     runs = [wanted.ladder, wanted.input_tokens, wanted.output_tokens, wanted.requests]
-    decides = [runs, model, [(gpu.name, gpu.uuid, gpu.driver) for gpu in cards], plan.python, version]
+    decides = [runs, model, [(gpu.name, gpu.uuid, gpu.driver) for gpu in cards], plan.python, identity]
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
 
 
@@ -94,7 +94,8 @@ def check(
             verdict = _measured(session, wanted, known)
         except Unmeasured as why:
             empty = ThroughputResult(plan.release, key, ())
-            verdict = ThroughputVerdict("inconclusive", f"not measured: {why}", empty, known, floor=wanted.floor)
+            floor = "; so its floor could not be judged" if wanted.floor is not None or wanted.floors else ""
+            verdict = ThroughputVerdict("inconclusive", f"not measured: {why}{floor}", empty, known, floor=wanted.floor)
     files.keep(evidence / THROUGHPUT_FILE, encode(verdict) + "\n")
     if verdict.verdict == "fail":
         todo = "try another backend, or change verify.throughput"
@@ -157,7 +158,7 @@ class Session:
 
     def more(self, repetitions: int, must: bool = True) -> bool:
         """So many runs of each point, after a warm-up if there was none. must: raise Failed where they do not all come
-        about in time; else this is False then. Raises Failed for a server that answers wrongly, and Unmeasured."""
+        about in time, and Unmeasured; else this is False then. Raises Failed for a server that answers wrongly."""
         try:
             if not any(self._runs.values()):
                 self._warm_up()
@@ -170,6 +171,11 @@ class Session:
             if error.late and not must:
                 return False
             raise self._failure(error) from None
+        except Unmeasured as why:
+            if must:
+                raise
+            self.tell(f"no more runs: {why}")
+            return False
         return True
 
     def _failure(self, error: NoResult) -> Failed:
@@ -177,7 +183,8 @@ class Session:
         if error.late:
             todo = "raise timeouts.throughput, or lower verify.throughput.requests"
             return Failed(Cause(f"no result within {limit:g} s", where, todo, "throughput", "release"))
-        return Failed(Cause(f"the benchmark gave no result: {error}", where, "run it by hand", "throughput", "release"))
+        blame = "host" if error.own else "release"
+        return Failed(Cause(f"the benchmark gave no result: {error}", where, "run it by hand", "throughput", blame))
 
     def _warm_up(self) -> None:
         highest = self._wanted.concurrency

@@ -10,10 +10,9 @@ import pytest
 from kernelswap.agent.server import Failed
 from kernelswap.agent.verify import accuracy
 from kernelswap.measured import AccuracyVerdict
-from kernelswap.protocol import Accuracy, Plan, Verify
+from kernelswap.protocol import Accuracy, Plan
 
 PLAN = Plan("main", "b-2", "b", "m", "/p", (), {}, "root", "/m", "m", "127.0.0.1", 1)
-LINE = '{"question": "1+1?", "answer": "#### 2"}\n'
 
 
 def judged(
@@ -55,24 +54,3 @@ def test_what_is_no_score(said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(accuracy.engine, "scratch", lambda _plan: contextlib.nullcontext(str(tmp_path)))
     with pytest.raises(Failed, match="the evaluator gave no score: ValueError: bad question"):
         accuracy.run(PLAN, Accuracy("/q"), "", 5)
-
-
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        (LINE * 3, ""),
-        (LINE * 2, "has 2 questions, verify.accuracy asks 3"),
-        (LINE * 2 + '{"question": "1+1?"}', "no question and answer"),
-        (LINE * 2 + "[1]", "no question and answer"),
-        (LINE + "{", "no JSON lines"),
-        (None, "No such file"),
-    ],
-)
-def test_what_is_seen_before_the_stop(text: str | None, fault: str, tmp_path: Path) -> None:
-    path = tmp_path / "questions.jsonl"
-    if text is not None:
-        path.write_text(text)
-    found = accuracy.faults(replace(PLAN, verify=Verify(accuracy=Accuracy(str(path), questions=3))))
-    assert len(found) == bool(fault)
-    assert fault in "".join(found)
-    assert accuracy.faults(PLAN) == []

@@ -94,4 +94,30 @@ def test_the_benchmark_is_found_where_each_sglang_keeps_it(tmp_path: Path, files
     words = [sys.executable, "-c", bench.SERVE]
     done = subprocess.run(words, cwd=tmp_path, input=run * 2, capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr.count(f"/{found}.py', '--port', '1', '--flush-cache']") == 2, done.stderr
-    assert done.stdout == '""\n' * 2
+    assert done.stdout == '["", false]\n' * 2
+
+
+@pytest.mark.parametrize(
+    ("files", "says", "own"),
+    [
+        ({}, "ModuleNotFoundError: No module named 'sglang'", True),
+        ({"__init__.py": ""}, "ModuleNotFoundError: No module named 'sglang.bench_serving'", True),
+        (
+            {"__init__.py": "", "bench_serving.py": "import no_such"},
+            "ModuleNotFoundError: No module named 'no_such",
+            True,
+        ),
+        ({"__init__.py": "", "bench_serving.py": "raise ValueError('no server')"}, "ValueError: no server", False),
+        ({"__init__.py": "", "bench_serving.py": "raise SystemExit(1)"}, "1", False),
+    ],
+)
+def test_whose_fault_it_is_that_there_is_no_result(tmp_path: Path, files: dict[str, str], says: str, own: bool) -> None:
+    for name, text in files.items():
+        (tmp_path / "sglang").mkdir(exist_ok=True)
+        (tmp_path / "sglang" / name).write_text(text)
+    run = json.dumps({"words": [], "optional": []}) + "\n"
+    words = [sys.executable, "-c", bench.SERVE]
+    done = subprocess.run(words, cwd=tmp_path, input=run, capture_output=True, text=True, timeout=60, check=False)
+    error, blamed = json.loads(done.stdout)
+    assert says in error
+    assert blamed is own

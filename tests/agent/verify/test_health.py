@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 
+from kernelswap.agent import gpus, kernel_log, processes, units
 from kernelswap.agent.verify import health
+from kernelswap.protocol import Gpu, Plan
 
 READY = "[2026-11-30 10:00:00] The server is fired up and ready to roll!"
 ALIVE = '[2026-11-30 10:00:01] INFO:     127.0.0.1:1 - "POST /generate HTTP/1.1" 200 OK'
@@ -30,3 +35,39 @@ def test_the_log_since_the_server_was_ready(lines: list[str], words: str) -> Non
     found = health.log_faults(lines)
     assert len(found) == bool(words)
     assert words in "".join(found)
+
+
+PLAN = Plan("main", "b-2", "b", "m", "/p", (), {}, "root", "/m", "m", "127.0.0.1", 1, gpus=("GPU-a",))
+RUNS = units.UnitStatus("active", "running", 7, "/x", True, "", "success", None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "code", "pci", "text", "faults"),
+    [
+        (5, 31, "0000:01:00", "", 1),
+        (5, 45, "0000:01:00", "", 1),
+        (-5, 45, "0000:01:00", "", 0),  # of the old server's stop
+        (5, 999, "0000:01:00", "", 1),  # nobody knows what it is
+        (5, 79, "0000:02:00", "", 0),  # another instance's
+        *((5, code, "0000:01:00", "", 0) for code in (63, 92, 93, 106, 121)),
+        (5, 94, "0000:01:00", "", 1),
+        (5, 154, "0000:01:00", "recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)", 0),
+        (5, 154, "0000:01:00", "recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)", 1),
+    ],
+)
+def test_xids_since_the_start(
+    seconds: int, code: int, pci: str, text: str, faults: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = time.time() - 60
+    line = f"{start + seconds:.3f} gpu1 kernel: NVRM: Xid (PCI:{pci}): {code}, {text}"
+    monkeypatch.setattr(kernel_log, "_journal", lambda: [line])
+    monkeypatch.setattr(kernel_log, "FILE", Path("/no/kern.log"))
+    monkeypatch.setattr(gpus, "read", lambda _seconds: (Gpu(0, "GPU-a", pci="0000:01:00"),))
+    monkeypatch.setattr(units, "status", lambda _unit: RUNS)
+    monkeypatch.setattr(units, "log", lambda _invocation: [])
+    monkeypatch.setattr(processes, "schedulers", lambda *_others: 1)
+    found = health.faults(PLAN, start)
+    assert len(found) == faults
+    assert all(f"Xid {code} at" in line for line in found)
+    here = seconds > 0 and pci == "0000:01:00"
+    assert len(health.gpu_errors(PLAN, start)) == here, "all are told"

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from kernelswap.agent import server
-from kernelswap.agent.client import Client, Reply
+from kernelswap.agent.client import Choice, Client, Reply
 from kernelswap.agent.verify import health, smoke, soak
 from kernelswap.protocol import Answer, Plan, Throughput, Timeouts, Verify
 
@@ -68,10 +68,10 @@ def test_a_server_that_hangs_after_a_while(start: Start, monkeypatch: pytest.Mon
 
 
 class Scripted:
-    """Gives texts from a list, plain and streamed."""
+    """Gives texts from a list, plain and streamed, and tells no tokens."""
 
-    def __init__(self, plain: list[str], stream: str) -> None:
-        self.texts, self.streamed = plain, stream
+    def __init__(self, plain: list[str], stream: str, choices: list[Choice] | None = None) -> None:
+        self.texts, self.streamed, self.choices = plain, stream, choices or []
         self.asked = smoke.Asked(Client("http://127.0.0.1:1", "m"), time.monotonic() + 9)
 
     def plain(self, *_others: object) -> Reply:
@@ -81,7 +81,7 @@ class Scripted:
         return Reply(self.streamed, cut=False)
 
     def faults(self) -> list[str]:
-        return smoke._check_stream(self.asked, self.plain, self.stream)
+        return smoke._check_stream(self.asked, self.plain, self.stream, lambda *_others: self.choices)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +98,33 @@ class Scripted:
 )
 def test_plain_and_streamed(plain: list[str], stream: str, words: str) -> None:
     assert smoke._some(*Scripted(plain, stream).faults()) == ([words] if words else [])
+
+
+CHOICES = [
+    Choice(" The", ((-0.1, " The"), (-3.0, " A"))),
+    Choice(" river", ((-0.7, " river"), (-0.9, " riv"), (-1.6, " lake"))),
+    Choice(" runs", ((-0.6, " runs"), (-1.0, " flows"), (-1.09, "."))),
+]
+
+
+@pytest.mark.parametrize(
+    ("stream", "sound"),
+    [
+        (" The river flows on", True),  # 0.4 nats
+        (" The river. And", True),
+        ("The  river flows", True),  # blanks aside
+        (" The rivulet", True),  # it begins as the chosen one, and is another
+        (" The lake", False),  # 0.9 nats
+        (" The river", False),  # it lacks some
+        (" A river runs", False),
+        (" The river \ufffdruns", False),
+        (" river runs", False),
+    ],
+)
+def test_a_stream_that_takes_the_other_of_two_likely_tokens(stream: str, sound: bool) -> None:
+    said = " The river runs"
+    assert (Scripted([said] * 5, stream, CHOICES).faults() == []) is sound
+    assert Scripted([said] * 5, stream).faults() != [], "where nothing tells how likely they were"
 
 
 def test_a_thought_that_was_cut_says_so() -> None:

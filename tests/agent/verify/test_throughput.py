@@ -124,8 +124,27 @@ def test_what_fails(start: Start, tmp_path: Path, words: tuple[str, ...], change
 
 def test_a_benchmark_that_cannot_run(start: Start, tmp_path: Path) -> None:
     plan = dataclasses.replace(start("new-2"), environment={"PATH": os.environ["PATH"]})
-    with pytest.raises(Failed, match="the benchmark gave no result: ModuleNotFoundError: No module named 'sglang"):
+    says = "the benchmark gave no result: ModuleNotFoundError: No module named 'sglang"
+    with pytest.raises(Failed, match=says) as failure:
         check(plan, tmp_path / "e")
+    assert failure.value.cause.blame == "host"
+
+
+@pytest.mark.parametrize(
+    ("end", "says", "blame"),
+    [
+        ("kill -KILL $$", "it was killed by signal 9, as when memory is short", "host"),
+        ("exit 1", "it ended", "release"),
+    ],
+)
+def test_a_benchmark_that_ends(end: str, says: str, blame: str, start: Start, tmp_path: Path) -> None:
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\nread line\n{end}\n")
+    script.chmod(0o755)
+    with pytest.raises(Failed) as failure:
+        check(dataclasses.replace(start("new-2"), python=str(script)), tmp_path / "e")
+    cause = failure.value.cause
+    assert (cause.what, cause.blame) == (f"the benchmark gave no result: {says}", blame)
 
 
 def test_a_server_that_dies_of_it(start: Start, tmp_path: Path) -> None:
@@ -176,7 +195,23 @@ def test_a_warm_cache_is_no_measurement(
         return
     verdict, _ = check(plan, tmp_path / "e", wanted)
     assert (verdict.verdict, verdict.candidate.points) == ("inconclusive", ())
+    assert verdict.why.endswith("; so its floor could not be judged")
     assert throughput.numbers(verdict) == {}
+
+
+def test_what_was_measured_counts_though_later_runs_do_not(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unclear(_wanted: Throughput, candidate: ThroughputResult, *_others: object) -> ThroughputVerdict:
+        return ThroughputVerdict("inconclusive", "2.0% slower", candidate)
+
+    runs = iter([True] * 4)  # the warm-up is not asked about
+    monkeypatch.setattr(throughput, "is_cold", lambda *_others: next(runs, False))
+    monkeypatch.setattr(throughput.gates, "judge", unclear)
+    verdict, told = check(start("new-2"), tmp_path / "e", dataclasses.replace(WANTED, lower=()))
+    assert [len(point.runs) for point in verdict.candidate.points] == [4]
+    assert verdict.why == "2.0% slower"
+    assert any(text.startswith("no more runs: the prefix cache could not be emptied") for text in told)
 
 
 @pytest.mark.parametrize(
@@ -212,8 +247,8 @@ def test_only_what_can_be_compared_is_taken_from_the_store(tmp_path: Path) -> No
 
 
 def test_what_a_result_depends_on(tmp_path: Path) -> None:
-    def key_of(plan: Plan, wanted: Throughput, gpu: Gpu = H200, version: str = "0.5.23") -> str:
-        return throughput.key(plan, wanted, [gpu], version)
+    def key_of(plan: Plan, wanted: Throughput, gpu: Gpu = H200, engine: str = "5f3a") -> str:
+        return throughput.key(plan, wanted, [gpu], engine)
 
     plan = Plan("main", "b-2", "b", "m", "/p", (), {}, "root", str(tmp_path), "m", "127.0.0.1", 1)
     key = key_of(plan, WANTED)
@@ -222,7 +257,7 @@ def test_what_a_result_depends_on(tmp_path: Path) -> None:
     assert key_of(dataclasses.replace(plan, python="/q"), WANTED) != key
     assert key_of(plan, dataclasses.replace(WANTED, input_tokens=9)) != key
     assert key_of(plan, dataclasses.replace(WANTED, lower=())) != key
-    assert key_of(plan, WANTED, version="0.5.24") != key
+    assert key_of(plan, WANTED, engine="77b0") != key
     assert key_of(plan, WANTED, dataclasses.replace(H200, driver="590.1")) != key
     assert key_of(plan, WANTED, dataclasses.replace(H200, uuid="GPU-b")) != key
     (tmp_path / "config.json").write_text("{}")
