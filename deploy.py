@@ -23,6 +23,6 @@ if plan.setup:
 for step in host.loop(plan.steps):
     stage_release(step, **plan.root)
 
-for step in host.loop(plan.steps):
-    if step.request:
-        swap(name="Swap", request=step.request, **plan.root)
+# Each host when its wave comes; after the stop none.
+if plan.turn:
+    swap(name="Swap", turn=plan.turn, **plan.root)

@@ -182,7 +182,7 @@ def test_the_request_carries_the_goal() -> None:
     expected = Request(
         "id", "main", "converge", "b-2", "me", "because", True, True, "gpu1", "pyinfra x deploy.py", "full"
     )
-    assert decide.request_of(swap, goal, "id", "me", "gpu1", "pyinfra x deploy.py") == expected
+    assert decide.request_of(swap, goal, "me", "gpu1", "pyinfra x deploy.py") == expected
 
 
 @pytest.mark.parametrize(
