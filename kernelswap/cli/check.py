@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from kernelswap import rollout
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.inventory import Host, load_inventory
 from kernelswap.profile import Library, read_library
@@ -69,6 +70,7 @@ def check(inventory: Path | None, root: Path) -> Found:
     except ConfigError as error:
         faults += error.faults
     pairs = _pairs(library, faults)
+    faults += _rollout_faults(inventory, hosts)
     if not library_faults:
         for host in hosts:
             try:
@@ -84,6 +86,15 @@ def check(inventory: Path | None, root: Path) -> Found:
     if warnings:
         summary += f"; {_count(warnings, 'warning')}"
     return Found(tuple(dict.fromkeys(faults)), warnings, summary)
+
+
+def _rollout_faults(inventory: Path | None, hosts: Sequence[Host]) -> Iterator[Fault]:
+    """Each group may have a rollout of its own, so they are read one by one."""
+    for host in hosts:
+        try:
+            rollout.read({f"{inventory}: {host.name}": host.data.get("rollout")}, [other.name for other in hosts])
+        except ConfigError as error:
+            yield from error.faults
 
 
 def _pairs(library: Library, faults: list[Fault]) -> list[ServerSpec]:

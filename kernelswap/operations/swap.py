@@ -64,17 +64,21 @@ def _take_turn(state: State, host: Host, turn: Turn, arguments: Mapping[str, Any
 def _swap_all(state: State, host: Host, turn: Turn, arguments: Mapping[str, Any]) -> End:
     if not _connected(host) and (why := _reconnect(host)):  # while others had their turn
         return End(FAILED, why)
+    done: set[str] = set()
+    end = End(COMMITTED)
     for request in turn.requests:
         end = _follow(state, host, request, arguments)
         if end.how != COMMITTED:
-            return end
+            break
+        done.add(request.instance)
+    undo = [request for request in turn.back if request.instance in done]
 
     def back(reason: str) -> bool:
         host.log(f"goes back: {reason}")
-        asked = [replace(request, reason=reason) for request in turn.back]
+        asked = [replace(request, reason=reason) for request in undo]
         return all(_follow(state, host, request, arguments).how == COMMITTED for request in asked)
 
-    return End(COMMITTED, back=back if turn.back else None)
+    return replace(end, back=back if undo else None)
 
 
 def _follow(state: State, host: Host, request: protocol.Request, arguments: Mapping[str, Any]) -> End:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gevent  # type: ignore[import-untyped]
@@ -21,7 +21,7 @@ from pyinfra.context import ctx_host
 
 from kernelswap.rollout import Rollout, again, listed, many
 
-POLL = 0.1  # seconds
+POLL = 0.25  # seconds
 PATIENCE = 5.0  # seconds without any host of an earlier wave at work: pyinfra then goes through them in another order
 
 COMMITTED, FAILED, LOST, NOT_ATTEMPTED = "committed", "failed", "lost", "not attempted"
@@ -36,6 +36,11 @@ class End:
     how: str
     why: str = ""
     back: Callable[[str], bool] | None = None
+
+
+def _unless_failed(end: End, how: str) -> str:
+    """One of several servers of a host may have failed after others were committed."""
+    return how if end.how == COMMITTED else end.how
 
 
 @dataclass(eq=False)
@@ -73,18 +78,20 @@ class Turns:
     def wait(self, host: Host) -> str:
         """Returns when it is the host's turn: "", or why it must not swap any more."""
         wave = self.wave_of[host.name]
-        before = [name for earlier in self.waves[:wave] for name in earlier]
+        before = [self.by_name[name] for earlier in self.waves[:wave] for name in earlier]
         idle = 0.0
-        while not self._stops():
-            open_ = [name for name in before if not self._is_over(name)]
-            if not open_ and (not before or time.monotonic() >= self.last_end + self.rollout.pause):
-                self._announce(wave)
-                self.begun.add(host.name)
-                return ""
-            at_work = not open_ or any(self.by_name[name].executing_op_hash for name in open_)
-            idle = 0.0 if at_work else idle + POLL
-            if idle > PATIENCE:
-                return self._skip(host, f"{listed(open_)} of an earlier wave had no turn yet")
+        self.react()
+        while not self.stopped:
+            if all(map(self._is_over, before)):
+                if not before or time.monotonic() >= self.last_end + self.rollout.pause:
+                    self._announce(wave)
+                    self.begun.add(host.name)
+                    return ""
+            elif any(each.executing_op_hash for each in before if not self._is_over(each)):
+                idle = 0.0
+            elif (idle := idle + POLL) > PATIENCE:
+                left = [each.name for each in before if not self._is_over(each)]
+                return self._skip(host, f"{listed(left)} of an earlier wave had no turn yet")
             gevent.sleep(POLL)
         return self._skip(host, f"the rollout has stopped: {self.stopped}")
 
@@ -107,18 +114,21 @@ class Turns:
         """Whenever a host has failed or ended: stop the rollout if it must, and then take back what is to be."""
         if not self._stops() or self.rollout.on_stop != "revert":
             return
-        todo = {name: end.back for name, end in self.ends.items() if end.how == COMMITTED and end.back}
-        for name in todo:
-            self.ends[name] = End(NOT_REVERTED, "its way back is not over")
+        todo = {name: end for name, end in self.ends.items() if end.back}
+        self.ends |= {
+            name: replace(end, how=_unless_failed(end, NOT_REVERTED), back=None) for name, end in todo.items()
+        }
         pool = Pool(self.state.config.PARALLEL)
-        for name, back in todo.items():
-            pool.spawn(self._take_back, self.by_name[name], back)
+        for name, end in todo.items():
+            pool.spawn(self._take_back, self.by_name[name], end)
         pool.join()
 
-    def _take_back(self, host: Host, back: Callable[[str], bool]) -> None:
+    def _take_back(self, host: Host, end: End) -> None:
         with ctx_host.use(host):
-            well = back(f"the rollout has stopped: {self.stopped}")
-        self.ends[host.name] = End(REVERTED) if well else End(NOT_REVERTED, "its way back failed, see above")
+            well = bool(end.back and end.back(f"the rollout has stopped: {self.stopped}"))
+        how = _unless_failed(end, REVERTED if well else NOT_REVERTED)
+        what = "" if how == REVERTED else f"what it had committed went back{'' if well else ' NOT, see above'}"
+        self.ends[host.name] = End(how, "; ".join(filter(None, (end.why, what))))
 
     def _stops(self) -> bool:
         if not self.stopped:
@@ -136,6 +146,11 @@ class Turns:
             return ""
         return f"{share:.0f}% of the hosts failed ({listed(failed)}), and --fail-percent is {most}"
 
+    def close(self) -> None:
+        """The run is over; where it was cut short, no host may begin any more."""
+        if not self.stopped and not all(name in self.ends for name in self.wave_of):
+            self.stopped = "the run has ended before its time"
+
     def failures(self) -> dict[str, str]:
         """The hosts that count as failed, and why."""
         ends = {name: end.why for name, end in self.ends.items() if end.how in (FAILED, LOST)}
@@ -148,8 +163,8 @@ class Turns:
             return False
         return host in self.state.failed_hosts or self.state.results[host].error_ops > 0
 
-    def _is_over(self, name: str) -> bool:
-        return name in self.ends or self._dropped(self.by_name[name])
+    def _is_over(self, host: Host) -> bool:
+        return host.name in self.ends or self._dropped(host)
 
     def summary(self) -> Iterator[str]:
         """What is to be known of hosts that did not end on their goal, and what to type next; nothing if all did."""
@@ -224,5 +239,6 @@ class _Listener(BaseStateCallback):
     def host_disconnect(self, state: State, host: Host) -> None:  # type: ignore[override]
         if state.is_executing and not self.told:
             self.told = True
+            self.turns.close()
             for line in self.turns.summary():
                 logger.warning(line)
