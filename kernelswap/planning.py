@@ -124,14 +124,17 @@ def plan_host(host: Host, library: Path, templates: Path) -> HostPlan:
     A host that cannot be read or must not be swapped is marked as failed. Raises DeployError, which ends the whole run,
     for faults in what people wrote, and where more hosts failed than the rollout allows before it begins.
     """
-    plans = _plans.get(host.state)
-    if plans is None:
-        plans = _plans[host.state] = AsyncResult()
+    made = _plans.get(host.state)
+    if made is None:
+        made = _plans[host.state] = AsyncResult()
         try:
-            plans.set(_plan(host.state, library, templates))
-        except Exception as error:  # each host's greenlet raises it
-            plans.set_exception(error)
-    plan: HostPlan = plans.get().get(host.name, HostPlan())
+            made.set(_plan(host.state, library, templates))
+        except Exception as error:
+            made.set(error)
+    plans = made.get()
+    if isinstance(plans, Exception):
+        raise plans
+    plan: HostPlan = plans.get(host.name, HostPlan())
     return replace(plan, root=root.arguments(host)) if plan != HostPlan() else plan
 
 
@@ -377,8 +380,7 @@ def _show(decided: Decided, decision: Decision, alone: bool) -> None:
     for line in _details(decided, decision) if alone else ():
         host.log(line)
     if alone and not isinstance(decision, Unchanged):
-        expected = rollout.about(decide.expected(decided.seen(decision), decision.release))
-        host.log(f"{name}:   expected to take {expected}" if expected != "unknown" else f"{name}:   time unknown")
+        host.log(f"{name}:   {rollout.about(decide.expected(decided.seen(decision), decision.release))}")
 
 
 def _still(decided: Decided) -> Move:

@@ -74,7 +74,7 @@ def _as_data(callback: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:
             if not isinstance(getattr(error, "exception", None), EOFError):
                 raise
-            todo = "add -y, or --dry to look only"
-            raise click.ClickException(f"pyinfra asks whether to go on, and nobody is here to answer: {todo}") from None
+            what = "pyinfra asks whether to go on, and nobody is here to answer"
+            raise click.ClickException(f"{what}: add -y; with --dry it changes nothing all the same") from None
 
     return wrapped

@@ -94,18 +94,29 @@ def read(said: Mapping[str, Any], known: Collection[str]) -> Rollout:
 
     said: who says it, e.g. `host gpu1` -> what; None where nothing is said. known: the names of the inventory's hosts.
     """
-    by_text: dict[str, str] = {}
+    different = _different(said)
+    found = faults(said, known)
+    if len(different) > 1:
+        sides = "; ".join(f"{who} says {json.dumps(value, default=str)}" for who, value in different.items())
+        todo = "say it once for all hosts of a run, choose among them with --limit, or give --data rollout='{...}'"
+        found.append(Fault("rollout", f"there is more than one: {sides}", todo))
+    if found:
+        raise ConfigError(found)
+    return Rollout.model_validate(next(iter(different.values()), {}))
+
+
+def faults(said: Mapping[str, Any], known: Collection[str]) -> list[Fault]:
+    """The faults of each rollout that is said, told of the first who says it."""
+    return [fault for who, value in _different(said).items() for fault in _faults(who, value, known)]
+
+
+def _different(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Who says it first -> what, for each that is said."""
+    first: dict[str, str] = {}
     for who, value in said.items():
         if value is not None:
-            by_text.setdefault(json.dumps(plain(value), sort_keys=True, default=str), who)
-    faults = [fault for who in by_text.values() for fault in _faults(who, plain(said[who]), known)]
-    if len(by_text) > 1:
-        sides = "; ".join(f"{who} says {text}" for text, who in by_text.items())
-        todo = "say it once for all hosts of a run, choose among them with --limit, or give --data rollout='{...}'"
-        faults.append(Fault("rollout", f"there is more than one: {sides}", todo))
-    if faults:
-        raise ConfigError(faults)
-    return Rollout.model_validate(next((plain(said[who]) for who in by_text.values()), {}))
+            first.setdefault(json.dumps(plain(value), sort_keys=True, default=str), who)
+    return {who: plain(said[who]) for who in first.values()}
 
 
 def _faults(who: str, value: Any, known: Collection[str]) -> Iterator[Fault]:
@@ -148,7 +159,7 @@ def listed(names: Collection[str]) -> str:
 def about(seconds: float | None) -> str:
     """A duration for people."""
     if seconds is None:
-        return "unknown"
+        return "time unknown"
     if seconds < 90:
         return f"about {seconds:.0f} s"
     minutes = round(seconds / 60)

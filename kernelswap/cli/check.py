@@ -70,7 +70,7 @@ def check(inventory: Path | None, root: Path) -> Found:
     except ConfigError as error:
         faults += error.faults
     pairs = _pairs(library, faults)
-    faults += _rollout_faults(inventory, hosts)
+    faults += rollout.faults({f"{inventory}: {h.name}": h.data.get("rollout") for h in hosts}, [h.name for h in hosts])
     if not library_faults:
         for host in hosts:
             try:
@@ -86,15 +86,6 @@ def check(inventory: Path | None, root: Path) -> Found:
     if warnings:
         summary += f"; {_count(warnings, 'warning')}"
     return Found(tuple(dict.fromkeys(faults)), warnings, summary)
-
-
-def _rollout_faults(inventory: Path | None, hosts: Sequence[Host]) -> Iterator[Fault]:
-    """Each group may have a rollout of its own, so they are read one by one."""
-    for host in hosts:
-        try:
-            rollout.read({f"{inventory}: {host.name}": host.data.get("rollout")}, [other.name for other in hosts])
-        except ConfigError as error:
-            yield from error.faults
 
 
 def _pairs(library: Library, faults: list[Fault]) -> list[ServerSpec]:

@@ -93,7 +93,7 @@ class Turns:
                 left = [each.name for each in before if not self._is_over(each)]
                 return self._skip(host, f"{listed(left)} of an earlier wave had no turn yet")
             gevent.sleep(POLL)
-        return self._skip(host, f"the rollout has stopped: {self.stopped}")
+        return self._skip(host, "the rollout has stopped")
 
     def _skip(self, host: Host, why: str) -> str:
         self.ends[host.name] = End(NOT_ATTEMPTED, why)
