@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import gevent  # type: ignore[import-untyped]
 import jinja2
@@ -115,7 +114,7 @@ class Decided:
         return decide.instance_state(self.state, decision.instance)
 
 
-_plans: WeakKeyDictionary[State, AsyncResult] = WeakKeyDictionary()
+_plans: dict[State, AsyncResult] = {}
 
 
 def plan_host(host: Host, library: Path, templates: Path) -> HostPlan:
@@ -169,8 +168,8 @@ def _declared(
     wanted: Mapping[str, tuple[Wanted, ...]] = {}
     try:
         # A way back must not depend on what the profiles say today.
-        for profile in {goal.profile for goal in goals.values() if goal.action != ROLLBACK}:
-            wanted = _wanted(inventory, library, profile)
+        if forward := [goal for goal in goals.values() if goal.action != ROLLBACK]:
+            wanted = _wanted(inventory, library, forward[0].profile)
     except ConfigError as error:
         faults += error.faults
     override: Mapping[str, object] = inventory.get_override_data()  # type: ignore[no-untyped-call]
@@ -335,7 +334,7 @@ def _recover_unit(templates: Path) -> str:
 def _move(decided: Decided) -> Move:
     times = [decide.expected(decided.seen(swap), swap.release) for swap in decided.swaps]
     return Move(
-        what=tuple(_line(decided, swap) for swap in decided.swaps),
+        what=tuple(_line(swap) for swap in decided.swaps),
         details=tuple(line for swap in decided.swaps for line in _details(decided, swap)),
         seconds=None if None in times else sum(filter(None, times)),
         follows=all(isinstance(swap, Attach) for swap in decided.swaps),
@@ -372,15 +371,15 @@ def _show(decided: Decided, decision: Decision, alone: bool) -> None:
         host.log(f"{name}: {decision.todo}", log_func=logger.error)
         return
     if alone:
-        host.log(_line(decided, decision))
+        host.log(_line(decision))
     elif isinstance(decision, Unchanged):
-        host.noop(_line(decided, decision))
+        host.noop(_line(decision))
     if failure := decide.last_failure(decided.seen(decision)):
         host.log(f"{name}:   {failure}")
     for line in _details(decided, decision) if alone else ():
         host.log(line)
     if alone and not isinstance(decision, Unchanged):
-        host.log(f"{name}:   {rollout.about(decide.expected(decided.seen(decision), decision.release))}")
+        host.log(f"{name}:   expected: {rollout.about(decide.expected(decided.seen(decision), decision.release))}")
 
 
 def _still(decided: Decided) -> Move:
@@ -390,9 +389,8 @@ def _still(decided: Decided) -> Move:
     return Move(what, tuple(line for decision in decided.decisions for line in _details(decided, decision)))
 
 
-def _line(decided: Decided, decision: Decision) -> str:
-    verb = "refused" if isinstance(decision, Refused) else _verb(decision)
-    return f"{decision.instance}: {verb}: {decision.why}"
+def _line(decision: Swap | Attach | Unchanged) -> str:
+    return f"{decision.instance}: {_verb(decision)}: {decision.why}"
 
 
 def _verb(decision: Swap | Attach | Unchanged) -> str:

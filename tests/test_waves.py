@@ -160,7 +160,7 @@ HOW = [(), ("--parallel", "2"), ("--serial",), ("--no-wait",)]
 
 def test_a_canary_that_fails_is_the_only_host_touched_and_the_retry_finishes_the_rest(fleet: Fleet) -> None:
     fleet.declare(hosts(20, gpu1=FAILS), ACCEPTED)
-    run = fleet.deploy("-y", "--exclude", "nobody", "--data", "api_key=hunter2")
+    run = fleet.deploy("-y", "--retry", "1", "--retry-delay", "0", "--exclude", "nobody", "--data", "api_key=hunter2")
     assert run.code == 1
     assert run.swapped == ["gpu1"]
     assert run.row("not attempted") == names(2, 20)

@@ -19,7 +19,7 @@ from pyinfra.api.host import Host
 from pyinfra.api.state import BaseStateCallback, State
 from pyinfra.context import ctx_host
 
-from kernelswap.rollout import Rollout, again, listed, many
+from kernelswap.rollout import Rollout, again, listed, many, natural
 
 POLL = 0.25  # seconds
 PATIENCE = 5.0  # seconds without any host of an earlier wave at work: pyinfra then goes through them in another order
@@ -61,8 +61,8 @@ class Turns:
     ends: dict[str, End] = field(default_factory=dict)
     begun: set[str] = field(default_factory=set)
     stopped: str = ""  # why; "" while the rollout goes on
-    announced: set[int] = field(default_factory=set)
-    last_end: float = 0.0
+    opened: set[int] = field(default_factory=set)
+    last_end: float = 0.0  # by time.monotonic
 
     def __post_init__(self) -> None:
         self.wave_of = {name: number for number, wave in enumerate(self.waves) for name in wave}
@@ -80,11 +80,12 @@ class Turns:
         wave = self.wave_of[host.name]
         before = [self.by_name[name] for earlier in self.waves[:wave] for name in earlier]
         idle = 0.0
+        if host.name in self.ends:  # --retry
+            return "its turn is over; another try is another run"
         self.react()
         while not self.stopped:
             if all(map(self._is_over, before)):
-                if not before or time.monotonic() >= self.last_end + self.rollout.pause:
-                    self._announce(wave)
+                if self._opens(wave):
                     self.begun.add(host.name)
                     return ""
             elif any(each.executing_op_hash for each in before if not self._is_over(each)):
@@ -100,10 +101,16 @@ class Turns:
         self.react()
         return why
 
-    def _announce(self, wave: int) -> None:
-        if len(self.wave_of) > 1 and wave not in self.announced:
-            self.announced.add(wave)
+    def _opens(self, wave: int) -> bool:
+        """Whether the pause before a wave is over; all waves before it are."""
+        if wave in self.opened:
+            return True
+        if self.last_end and time.monotonic() < self.last_end + self.rollout.pause:
+            return False
+        self.opened.add(wave)
+        if len(self.wave_of) > 1:
             logger.info(f"--> Wave {wave + 1} of {len(self.waves)}: {', '.join(self.waves[wave])}")
+        return True
 
     def end(self, host: Host, end: End) -> None:
         self.ends[host.name] = end
@@ -182,7 +189,7 @@ class Turns:
         yield from self._row("went back", self._that(REVERTED))
         for name in self._that(NOT_REVERTED):
             yield f"NOT BACK: {name}: {self.ends[name].why}"
-        for name in sorted(failures, key=list(failures).index):
+        for name in sorted(failures, key=natural):
             yield f"failed: {name}: {failures[name]}"
         for name, why in self.ignored.items():
             yield f"unreachable: {name}: {why}"
