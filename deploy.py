@@ -14,8 +14,8 @@ from kernelswap.planning import plan_host
 from roles.host import prepare_host
 from roles.server import stage_release
 
-# The whole fleet is read and its plan shown here. Faults in what people wrote end the run; so do more hosts that must not
-# be swapped than the rollout allows.
+# The whole fleet is read and its plan shown here. Faults in what people wrote end the run; so do more hosts that must
+# not be swapped than the rollout allows.
 plan = plan_host(host, library=Path("inventory"), templates=Path("templates"))
 
 if plan.setup:

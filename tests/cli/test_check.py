@@ -55,7 +55,7 @@ def test_faults_of_a_rollout_are_told_once(inventory: Path, kernelswap: Kernelsw
     done = kernelswap("check", str(inventory))
     assert done.returncode == 1
     assert done.stderr.count("rollout/waves/0: is not the size of a wave") == 1
-    assert done.stderr.count("h1: rollout/canary: there is no host `h9`; did you mean") == 1
+    assert done.stderr.count("h1: rollout/canary: there is no host `h9`; use one of: h1, h2") == 1
 
 
 def test_all_faults_of_files_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
