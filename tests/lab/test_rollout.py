@@ -110,12 +110,13 @@ def test_a_push(lab: Lab, tmp_path: Path, count: int, waves: list[Any], how: Seq
     assert rest[names[-1]].profile == "new"
     assert project.deploy("--profile", "new", "-y", *how).code == 1  # it is barred on two
     assert each(hosts, look) == rest
-    assert project.deploy("--profile", "new", "--force", "-y", *how).code == 0
-    end = each(hosts, look)
-    assert {seen.profile for seen in end.values()} == {"new"}
 
     # Another rollout makes no other server.
-    again = project.deploy("--profile", "new", "-y", "--data", 'rollout={"waves": [2], "pause": 9}')
+    again = project.deploy(*retry(second), "--data", 'rollout={"waves": [2], "pause": 9}')
     assert again.code == 0
     assert "Starting operation" not in again
-    assert each(hosts, look) == end
+    assert each(hosts, look) == rest
+
+    if count > 6:
+        assert project.deploy("--profile", "new", "--force", "-y", *how).code == 0
+        assert {seen.profile for seen in each(hosts, look).values()} == {"new"}
