@@ -184,6 +184,7 @@ def test_a_host_of_wave_2_fails_and_wave_3_is_not_touched_and_all_go_back(fleet:
     assert sorted(run.went_back) == sorted(set(run.swapped) - {"gpu3"})
     assert sorted(run.row("went back")) == sorted(run.went_back)
     assert set(run.row("not attempted")) == set(names(1, 12)) - set(run.swapped)
+    assert set(run.to_go_on[-11 * 2 + 1 :: 2]) == {f"@fake/{name}" for name in names(1, 12)} - {"@fake/gpu3"}
 
 
 def test_no_wave_begins_before_the_last_has_ended_and_what_was_committed_stays(fleet: Fleet) -> None:

@@ -176,10 +176,9 @@ class Turns:
     def summary(self) -> Iterator[str]:
         """What is to be known of hosts that did not end on their goal, and what to type next; nothing if all did."""
         failures = self.failures()
-        open_ = [n for n in self.wave_of if n not in self.ends and n not in failures]
+        open_ = [name for name in self.wave_of if name not in self.ends and name not in failures]
         running = [name for name in open_ if name in self.begun]
-        waiting = [name for name in open_ if name not in self.begun]
-        waiting += self._that(NOT_ATTEMPTED)
+        waiting = [*(name for name in open_ if name not in self.begun), *self._that(NOT_ATTEMPTED)]
         if not (failures or self.ignored or open_ or self.stopped):
             return
         yield f"--> The rollout has stopped: {self.stopped}" if self.stopped else "--> Not every host is on its goal:"
@@ -195,9 +194,9 @@ class Turns:
             yield f"unreachable: {name}: {why}"
         yield from self._row("still under way on the host", running)
         yield from self._row("not attempted", waiting)
-        more = [*running, *self._that(LOST), *waiting]
+        more = {*running, *waiting, *self._that(LOST), *self._that(REVERTED)}
         if more:
-            yield f"to go on: {again(self.words, more)}"
+            yield f"to go on: {again(self.words, [name for name in self.wave_of if name in more])}"
         if failures:
             yield "failed hosts: correct the cause first; a release that is barred on a host needs a change, or --force"
 
