@@ -14,7 +14,8 @@ from kernelswap.planning import plan_host
 from roles.host import prepare_host
 from roles.server import stage_release
 
-# Faults in models and profiles end the run here; a host that must not be swapped fails here, the others go on.
+# The whole fleet is read and its plan shown here. Faults in what people wrote end the run; so do more hosts that must
+# not be swapped than the rollout allows.
 plan = plan_host(host, library=Path("inventory"), templates=Path("templates"))
 
 if plan.setup:
@@ -23,6 +24,6 @@ if plan.setup:
 for step in host.loop(plan.steps):
     stage_release(step, **plan.root)
 
-for step in host.loop(plan.steps):
-    if step.request:
-        swap(name="Swap", request=step.request, **plan.root)
+# Each host when its wave comes; after the stop none.
+if plan.turn:
+    swap(name="Swap", turn=plan.turn, **plan.root)

@@ -212,10 +212,25 @@ def when(at: float | None) -> str:
     return "?" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def request_of(decision: Swap | Attach, goal: Goal, swap: str, who: str, host: str, command: str) -> Request:
-    """The wire form of a decision."""
+def way_back(request: Request, seen: InstanceState) -> Request | None:
+    """What undoes a request once it was committed; None where nothing else was committed before."""
+    if seen.known_good in (None, request.release):
+        return None
+    return dataclasses.replace(request, action=ROLLBACK, release=seen.known_good, force=False, adopt=False, verify="")
+
+
+def expected(seen: InstanceState, release: str) -> float | None:
+    """Seconds that a swap to `release` may take: as the last one to it took, else as the last one to any."""
+    commits = [report for report in seen.history if report.outcome == "committed"]
+    same = [report for report in commits if report.request.release == release]
+    last = (same or commits)[-1:]
+    return last[0].ended - last[0].started if last else None
+
+
+def request_of(decision: Swap | Attach, goal: Goal, who: str, host: str, command: str) -> Request:
+    """The wire form of a decision. It gets its id when it begins."""
     return Request(
-        swap=swap,
+        swap="",
         instance=decision.instance,
         action=decision.action,
         release=decision.release,

@@ -1,4 +1,4 @@
-"""From a pyinfra host to what must be done there: read the fact, decide, show it; nothing is changed."""
+"""From an inventory to what must be done on each host: read all, decide, show the plan; nothing is changed."""
 
 from __future__ import annotations
 
@@ -8,30 +8,37 @@ import secrets
 import shlex
 import socket
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import gevent  # type: ignore[import-untyped]
 import jinja2
+from gevent.event import AsyncResult  # type: ignore[import-untyped]
+from gevent.pool import Pool  # type: ignore[import-untyped]
 from pyinfra import logger
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.host import Host
 from pyinfra.api.inventory import Inventory
+from pyinfra.api.state import State
+from pyinfra.context import ctx_config, ctx_host
 
-from kernelswap import bundle, decide, root
+from kernelswap import bundle, decide, rollout, root
 from kernelswap.agent.processes import hide_secrets
 from kernelswap.decide import Attach, Decision, Refused, Swap, Unchanged
 from kernelswap.differences import LIMITS, compare, of_plan
 from kernelswap.errors import ConfigError, Fault, KernelswapError
 from kernelswap.facts import agent, host_state
-from kernelswap.fleet import instances_of
+from kernelswap.fleet import PATIENCE, instances_of
 from kernelswap.goal import ROLLBACK, Goal, goal_of
+from kernelswap.operations.swap import Turn
+from kernelswap.operations.turns import Turns
 from kernelswap.profile import load_library, nearest
-from kernelswap.protocol import AGENT_PATH, STATE_ROOT, HostState, Request
+from kernelswap.protocol import AGENT_PATH, STATE_ROOT, HostState, InstanceState
 from kernelswap.render import PLAN_FILE, Hidden, Release, render, resolve_secrets
+from kernelswap.rollout import Move, Rollout
 from kernelswap.spec import ALWAYS, ServerSpec, host_specs, needs_pins, pin
 
 RECOVER_UNIT = "kernelswap-recover@.service"
@@ -53,23 +60,23 @@ class Setup:
 
 @dataclass(frozen=True)
 class Step:
-    """What is done about one instance. stage: the release's files to put; request: the swap, if there is one."""
+    """What is put on the host for one instance. stage: which of the release's files."""
 
     instance: str
     release: Release | None = None
     stage: tuple[str, ...] = ()
-    request: Request | None = None
 
 
 @dataclass(frozen=True)
 class HostPlan:
     """Everything a deploy does on one host. Empty where nothing is to be done or the host was refused.
 
-    root: arguments for all of it, see root.py.
+    turn: the swaps, if there are any, and when; root: arguments for all of it, see root.py.
     """
 
     setup: Setup = Setup()
     steps: tuple[Step, ...] = ()
+    turn: Turn | None = None
     root: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -84,41 +91,168 @@ class Wanted:
         return f"Wanted({self.spec.instance})"
 
 
-def plan_host(host: Host, library: Path, templates: Path) -> HostPlan:
-    """Read the host, decide, and show what would change. A refused host is marked as failed; the others go on.
+@dataclass(frozen=True)
+class Decided:
+    """A host that could be read, and what follows from what was seen there, instance by instance."""
 
-    Raises DeployError, which ends the whole run, for faults in what people wrote.
+    host: Host
+    goal: Goal
+    state: HostState
+    decisions: tuple[Decision, ...]
+    releases: Mapping[str, Release]
+    setup: Setup
+
+    @property
+    def refusals(self) -> tuple[Refused, ...]:
+        return tuple(decision for decision in self.decisions if isinstance(decision, Refused))
+
+    @property
+    def swaps(self) -> tuple[Swap | Attach, ...]:
+        return tuple(decision for decision in self.decisions if isinstance(decision, Swap | Attach))
+
+    def seen(self, decision: Decision) -> InstanceState:
+        return decide.instance_state(self.state, decision.instance)
+
+
+_plans: dict[State, AsyncResult] = {}
+
+
+def plan_host(host: Host, library: Path, templates: Path) -> HostPlan:
+    """One host's part of the plan. The first that asks makes and shows it for all hosts of the run; the others wait.
+
+    A host that cannot be read or must not be swapped is marked as failed. Raises DeployError, which ends the whole run,
+    for faults in what people wrote, and where more hosts failed than the rollout allows before it begins.
     """
+    made = _plans.get(host.state)
+    if made is None:
+        made = _plans[host.state] = AsyncResult()
+        try:
+            made.set(_plan(host.state, library, templates))
+        except Exception as error:
+            made.set(error)
+    plans = made.get()
+    if isinstance(plans, Exception):
+        raise plans
+    plan: HostPlan = plans.get(host.name, HostPlan())
+    return replace(plan, root=root.arguments(host)) if plan != HostPlan() else plan
+
+
+def _plan(state: State, library: Path, templates: Path) -> dict[str, HostPlan]:
+    hosts = [host for host in state.inventory if state.is_host_in_limit(host)]
     try:
-        goal = _goal(host)
-        wanted = () if goal.action == ROLLBACK else _wanted(host.state.inventory, library, goal.profile)[host.name]
+        goals = {host.name: _goal(host) for host in hosts}
+        chosen, wanted = _declared(state.inventory, hosts, library, goals)
+        decided = _decide_all(state, hosts, goals, wanted, templates)
     except KernelswapError as error:
         raise DeployError(f"\n{error}") from None
-    # A way back must not depend on what the profiles say today.
-    instances = [w.spec.instance for w in wanted] or list(instances_of(_data(host)))
-    users = {w.spec.user for w in wanted}
-    state = host_state.read(host, instances, sorted(users), gpus=any(needs_pins(w.spec) for w in wanted))
-    if state is None:
-        return HostPlan()
+    mute = {host.name: "could not be reached or read" for host in hosts if host.name not in decided}
+    refused = {name: "; ".join(r.why for r in d.refusals) for name, d in decided.items() if d.refusals}
+    moves = {name: _move(d) for name, d in decided.items() if d.swaps and not d.refusals}
+    waves = rollout.waves_of(chosen, moves)
+    _show_all(decided, chosen, waves, moves, {**dict.fromkeys(decided, ""), **mute, **refused})
+    failed, ignored = (refused, mute) if chosen.unreachable == "skip" else ({**mute, **refused}, {})
+    if moves and (why := chosen.stop(failed)):
+        raise DeployError(f"\nnothing is started: {why}; {rollout.way_out(chosen, failed, mute)}")
+    for name in refused:
+        agent.give_up(decided[name].host)
+    turns = Turns(state, chosen, hosts, waves, failed, ignored, _words())
+    turns.attach()
+    return {name: _host_plan(d, turns) for name, d in decided.items() if not d.refusals}
+
+
+def _declared(
+    inventory: Inventory, hosts: Sequence[Host], library: Path, goals: Mapping[str, Goal]
+) -> tuple[Rollout, Mapping[str, tuple[Wanted, ...]]]:
+    """What the inventory says of the rollout and of each host that is not only to go back. Raises ConfigError."""
+    faults: list[Fault] = []
+    wanted: Mapping[str, tuple[Wanted, ...]] = {}
+    try:
+        # A way back must not depend on what the profiles say today.
+        if forward := [goal for goal in goals.values() if goal.action != ROLLBACK]:
+            wanted = _wanted(inventory, library, forward[0].profile)
+    except ConfigError as error:
+        faults += error.faults
+    override: Mapping[str, object] = inventory.get_override_data()  # type: ignore[no-untyped-call]
+    said = {"--data": override["rollout"]} if "rollout" in override else _rollouts(hosts)
+    try:
+        chosen = rollout.read(said, [host.name for host in inventory])
+    except ConfigError as error:
+        faults += error.faults
+    if faults:
+        raise ConfigError(faults)
+    return chosen, {name: () if goals[name].action == ROLLBACK else wanted[name] for name in goals}
+
+
+def _rollouts(hosts: Sequence[Host]) -> dict[str, Any]:
+    return {f"host {host.name}": host.data.get("rollout") for host in hosts}
+
+
+def _decide_all(
+    state: State,
+    hosts: Sequence[Host],
+    goals: Mapping[str, Goal],
+    wanted: Mapping[str, tuple[Wanted, ...]],
+    templates: Path,
+) -> dict[str, Decided]:
+    """All hosts that could be read, as many at a time as pyinfra may. Raises ConfigError."""
+    config = ctx_config.get()  # type: ignore[no-untyped-call]
+    states: dict[str, HostState | None] = {}
+
+    def visit(host: Host) -> Exception | None:
+        try:
+            with ctx_config.use(config), ctx_host.use(host):
+                states[host.name] = _read(host, wanted[host.name])
+        except Exception as error:  # PyinfraError where no host is left
+            return error
+        return None
+
+    pool = Pool(state.config.PARALLEL)
+    visits = [pool.spawn(visit, host) for host in hosts if host.connected]
+    gevent.joinall(visits)
+    for error in filter(None, (each.value for each in visits)):
+        raise error
+    recover_unit = _recover_unit(templates)
+    read = [(host, seen) for host in hosts if (seen := states.get(host.name))]
+    return {h.name: _decide(h, goals[h.name], wanted[h.name], seen, templates, recover_unit) for h, seen in read}
+
+
+def _read(host: Host, wanted: Sequence[Wanted]) -> HostState | None:
+    users = sorted({w.spec.user for w in wanted})
+    with_gpus = any(needs_pins(w.spec) for w in wanted)
+    return host_state.read(host, _instances(host, wanted), users, gpus=with_gpus, timeout=PATIENCE)
+
+
+def _instances(host: Host, wanted: Sequence[Wanted]) -> list[str]:
+    return [w.spec.instance for w in wanted] or list(instances_of(_data(host)))
+
+
+def _decide(
+    host: Host, goal: Goal, wanted: Sequence[Wanted], state: HostState, templates: Path, recover_unit: str
+) -> Decided:
     key = Hidden(state.key or secrets.token_hex(32))
     refused = {w.spec.instance: decide.unpinned(w.spec, state) for w in wanted}
-    try:
-        specs = [(w, pin(w.spec, state.gpus)) for w in wanted if not refused.get(w.spec.instance)]
-        releases = {spec.instance: render(spec, w.secrets, key.reveal(), templates) for w, spec in specs}
-        recover_unit = _recover_unit(templates)
-    except KernelswapError as error:
-        raise DeployError(f"\n{error}") from None
-    decisions = [refused.get(name) or _decide(goal, name, releases.get(name), state) for name in instances]
-    for decision in decisions:
-        _show(host, decision, releases.get(decision.instance), state)
-    if any(isinstance(decision, Refused) for decision in decisions):
-        agent.give_up(host)
-        return HostPlan()
-    return HostPlan(
-        _setup(instances, users, state, key, recover_unit),
-        tuple(_step(host.name, goal, decision, releases.get(decision.instance)) for decision in decisions),
-        root.arguments(host),
-    )
+    specs = [(w, pin(w.spec, state.gpus)) for w in wanted if not refused.get(w.spec.instance)]
+    releases = {spec.instance: render(spec, w.secrets, key.reveal(), templates) for w, spec in specs}
+    instances = _instances(host, wanted)
+    decisions = [refused.get(name) or _decision(goal, name, releases.get(name), state) for name in instances]
+    setup = _setup(instances, {w.spec.user for w in wanted}, state, key, recover_unit)
+    return Decided(host, goal, state, tuple(decisions), releases, setup)
+
+
+def _host_plan(decided: Decided, turns: Turns) -> HostPlan:
+    steps = []
+    for decision in decided.decisions:
+        if isinstance(decision, Swap | Unchanged) and decision.stage:
+            steps.append(Step(decision.instance, decided.releases.get(decision.instance), decision.stage))
+    return HostPlan(decided.setup, tuple(steps), _turn(decided, turns) if decided.swaps else None)
+
+
+def _turn(decided: Decided, turns: Turns) -> Turn:
+    goal, name, command = decided.goal, decided.host.name, shlex.join(_words())
+    requests = [decide.request_of(swap, goal, _who(), name, command) for swap in decided.swaps]
+    pairs = zip(requests, decided.swaps, strict=True)
+    back = [decide.way_back(request, decided.seen(swap)) for request, swap in pairs]
+    return Turn(turns, tuple(requests), tuple(request for request in reversed(back) if request))
 
 
 def _goal(host: Host) -> Goal:
@@ -162,32 +296,19 @@ def _data(host: Host) -> dict[str, Any]:
     return data
 
 
-def _decide(goal: Goal, instance: str, release: Release | None, state: HostState) -> Decision:
+def _decision(goal: Goal, instance: str, release: Release | None, state: HostState) -> Decision:
     if release is None:
         return decide.roll_back(decide.instance_state(state, instance))
     return decide.converge(goal, release, state)
-
-
-def _step(host: str, goal: Goal, decision: Decision, release: Release | None) -> Step:
-    stage = decision.stage if isinstance(decision, Swap | Unchanged) else ()
-    request = None
-    if isinstance(decision, Swap | Attach):
-        request = decide.request_of(decision, goal, _new_swap_id(), _who(), host, _command())
-    return Step(decision.instance, release, stage, request)
-
-
-def _new_swap_id() -> str:
-    """Sorts by time, and is unique: 20261130T023000Z-ab12."""
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
 
 
 def _who() -> str:
     return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
-def _command() -> str:
+def _words() -> list[str]:
     """What was typed, for people to type again."""
-    return shlex.join(hide_secrets([Path(sys.argv[0]).name, *sys.argv[1:]]))
+    return hide_secrets([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def _setup(instances: list[str], users: set[str], state: HostState, key: Hidden, recover_unit: str) -> Setup:
@@ -210,16 +331,66 @@ def _recover_unit(templates: Path) -> str:
     return text
 
 
-def _show(host: Host, decision: Decision, release: Release | None, state: HostState) -> None:
-    if isinstance(decision, Refused):
-        host.log_styled(f"{decision.instance}: refused: {decision.why}", fg="red", log_func=logger.error)
-        host.log(f"{decision.instance}: {decision.todo}", log_func=logger.error)
+def _move(decided: Decided) -> Move:
+    times = [decide.expected(decided.seen(swap), swap.release) for swap in decided.swaps]
+    return Move(
+        what=tuple(_line(swap) for swap in decided.swaps),
+        details=tuple(line for swap in decided.swaps for line in _details(decided, swap)),
+        seconds=None if None in times else sum(filter(None, times)),
+        follows=all(isinstance(swap, Attach) for swap in decided.swaps),
+    )
+
+
+def _show_all(
+    decided: Mapping[str, Decided],
+    chosen: Rollout,
+    waves: Sequence[Sequence[str]],
+    moves: Mapping[str, Move],
+    hosts: Mapping[str, str],
+) -> None:
+    """Host by host what is refused or failed last time, and all of it where the run has one host; else by wave.
+
+    hosts: all of the run, and why one of them cannot swap.
+    """
+    alone = len(hosts) == 1
+    for each in decided.values():
+        for decision in each.decisions:
+            _show(each, decision, alone)
+    if alone:
         return
-    host.log(f"{decision.instance}: {_verb(decision)}: {decision.why}")
-    if failure := decide.last_failure(decide.instance_state(state, decision.instance)):
-        host.log(f"{decision.instance}:   {failure}")
-    for line in _details(decision, release, state) if release else ():
-        host.log(f"{decision.instance}:   {line}")
+    still = {name: _still(each) for name, each in decided.items() if name not in moves and not each.refusals}
+    lines = [*rollout.plan_text(chosen, waves, moves, hosts), *rollout.still_text(still)]
+    for line in lines:
+        logger.info(line)
+
+
+def _show(decided: Decided, decision: Decision, alone: bool) -> None:
+    host, name = decided.host, decision.instance
+    if isinstance(decision, Refused):
+        host.log_styled(f"{name}: refused: {decision.why}", fg="red", log_func=logger.error)
+        host.log(f"{name}: {decision.todo}", log_func=logger.error)
+        return
+    if alone:
+        host.log(_line(decision))
+    elif isinstance(decision, Unchanged):
+        host.noop(_line(decision))
+    if failure := decide.last_failure(decided.seen(decision)):
+        host.log(f"{name}:   {failure}")
+    for line in _details(decided, decision) if alone else ():
+        host.log(line)
+    if alone and not isinstance(decision, Unchanged):
+        host.log(f"{name}:   expected: {rollout.about(decide.expected(decided.seen(decision), decision.release))}")
+
+
+def _still(decided: Decided) -> Move:
+    """A host on which nothing swaps. Since when and by whom its release serves would make each a line of its own."""
+    known_good = [(d.instance, decided.seen(d).known_good) for d in decided.decisions]
+    what = tuple(f"{instance}: unchanged: {release}" for instance, release in known_good)
+    return Move(what, tuple(line for decision in decided.decisions for line in _details(decided, decision)))
+
+
+def _line(decision: Swap | Attach | Unchanged) -> str:
+    return f"{decision.instance}: {_verb(decision)}: {decision.why}"
 
 
 def _verb(decision: Swap | Attach | Unchanged) -> str:
@@ -230,8 +401,13 @@ def _verb(decision: Swap | Attach | Unchanged) -> str:
     return "roll back" if decision.action == ROLLBACK else "swap"
 
 
-def _details(decision: Swap | Attach | Unchanged, release: Release, state: HostState) -> Iterator[str]:
-    current = decide.instance_state(state, decision.instance)
+def _details(decided: Decided, decision: Decision) -> Iterator[str]:
+    release = decided.releases.get(decision.instance)
+    for line in _changes(decision, release, decided.seen(decision)) if release else ():
+        yield f"{decision.instance}:   {line}"
+
+
+def _changes(decision: Decision, release: Release, current: InstanceState) -> Iterator[str]:
     changes = compare(of_plan(current.plan), of_plan(release.plan)) if current.plan else ()
     limits = [change.line for change in changes if change.section == LIMITS]
     if isinstance(decision, Swap):

@@ -527,6 +527,7 @@ _SIMPLE = {
     "model_type": ("is not a mapping", "write `key: value` lines below it"),
     "model_attributes_type": ("is not a mapping", "write `key: value` lines below it"),
     "list_type": ("is not a list", "write `- item` lines below it"),
+    "tuple_type": ("is not a list", "write a list, e.g. [gpu1, gpu2]"),
     "missing": ("is missing", "add it"),
     "finite_number": ("is not a finite number", "write a number"),
     "string_too_short": ("is empty", "write a text"),

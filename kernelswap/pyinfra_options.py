@@ -69,6 +69,12 @@ def _as_data(callback: Callable[..., Any]) -> Callable[..., Any]:
             raise click.UsageError(f"{inventory}: no such inventory file; correct its path")
         # As JSON, because pyinfra reads the values of --data as JSON where it can: a profile may be named 8.
         ours = tuple(f"{name}={json.dumps(value)}" for name, value in asked.items() if value not in (None, False))
-        return callback(*args, data=(*data, *ours), **kwargs)
+        try:
+            return callback(*args, data=(*data, *ours), **kwargs)
+        except Exception as error:
+            if not isinstance(getattr(error, "exception", None), EOFError):
+                raise
+            what = "pyinfra asks whether to go on, and nobody is here to answer"
+            raise click.ClickException(f"{what}: add -y; with --dry it changes nothing all the same") from None
 
     return wrapped

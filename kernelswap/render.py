@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,7 @@ def _unit(spec: ServerSpec, release: str, templates: Path) -> str:
     return text
 
 
+@cache
 def _templates(folder: Path) -> Environment:
     environment = Environment(  # noqa: S701 - unit files, not HTML
         loader=FileSystemLoader(folder),

@@ -108,7 +108,7 @@ def server_spec(
 
     where, prefix: the place of the overrides, for faults.
     """
-    layer = Layer(HostData(where), _plain(overrides or {}), prefix)
+    layer = Layer(HostData(where), plain(overrides or {}), prefix)
     faults = list(_name_faults(library, instance, model, profile, layer))
     faults += check(Server, layer)
     if faults:
@@ -208,11 +208,11 @@ def _name_faults(library: Library, instance: str, model: str, profile: str, laye
             yield Fault(layer.where((key,)), f"there is no {key} `{name}`", nearest(name, known))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Python data in the shape that YAML gives."""
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 # The values below these keys belong to others, and each is one value: a later layer replaces it whole.

@@ -13,7 +13,7 @@ from kernelswap.protocol import CONFIG_ROOT
 
 @deploy("Stage the release")
 def stage_release(step: Step) -> None:
-    if not step.release or not step.stage:
+    if not step.release:
         return
     instance = f"{CONFIG_ROOT}/{step.instance}"
     folder = f"{instance}/releases/{step.release.name}"

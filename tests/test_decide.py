@@ -180,9 +180,9 @@ def test_the_request_carries_the_goal() -> None:
     goal = Goal(reason="because", force=True, adopt=True, verify="full")
     swap = Swap("main", "converge", "b-2", "")
     expected = Request(
-        "id", "main", "converge", "b-2", "me", "because", True, True, "gpu1", "pyinfra x deploy.py", "full"
+        "", "main", "converge", "b-2", "me", "because", True, True, "gpu1", "pyinfra x deploy.py", "full"
     )
-    assert decide.request_of(swap, goal, "id", "me", "gpu1", "pyinfra x deploy.py") == expected
+    assert decide.request_of(swap, goal, "me", "gpu1", "pyinfra x deploy.py") == expected
 
 
 @pytest.mark.parametrize(
@@ -231,3 +231,28 @@ def test_gpus_that_cannot_be_pinned_are_refused(names: tuple[str, ...], error: s
     refused = unpinned(spec, HostState("sha", "key", gpus=() if error else GPUS, gpu_error=error))
     assert (refused.why if refused else "") == why
     assert refused is None or refused.todo
+
+
+def test_the_way_back_is_a_rollback_to_what_was_committed_before() -> None:
+    asked = Request("", "main", "converge", "b-2", "me", "because", True, True, "gpu1", "pyinfra x deploy.py", "full")
+    back = decide.way_back(asked, replace(GOOD, known_good="a-1"))
+    assert back == replace(asked, action="rollback", release="a-1", force=False, adopt=False, verify="")
+    assert decide.way_back(asked, GOOD) is None
+    assert decide.way_back(asked, InstanceState("main")) is None
+
+
+# the host's history: release, outcome, seconds; the release asked for; what it is expected to take
+EXPECTED = [
+    ([], "b-2", None),
+    ([("b-2", "rolled-back", 50)], "b-2", None),
+    ([("a-1", "committed", 30), ("c-3", "committed", 40)], "b-2", 40),
+    ([("b-2", "committed", 60), ("b-2", "committed", 70), ("a-1", "committed", 30)], "b-2", 70),
+]
+
+
+@pytest.mark.parametrize(("history", "release", "seconds"), EXPECTED)
+def test_a_swap_is_expected_to_take_as_long_as_last_time(
+    history: list[tuple[str, str, int]], release: str, seconds: int | None
+) -> None:
+    reports = tuple(Report(request(name), outcome, 100.0, 100.0 + took) for name, outcome, took in history)
+    assert decide.expected(InstanceState("main", history=reports), release) == seconds

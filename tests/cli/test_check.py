@@ -49,6 +49,15 @@ def test_a_model_that_only_others_extend_may_be_incomplete(monkeypatch: pytest.M
     assert (done.exit_code, done.output) == (0, "2 models and 3 profiles are right\n")
 
 
+def test_faults_of_a_rollout_are_told_once(inventory: Path, kernelswap: Kernelswap) -> None:
+    rollout = {"waves": [0], "canary": ["h9"]}
+    inventory.write_text(f"gpu = (['h1', 'h2'], {{'model': 'big', 'profile': 'fast', 'rollout': {rollout}}})\n")
+    done = kernelswap("check", str(inventory))
+    assert done.returncode == 1
+    assert done.stderr.count("rollout/waves/0: is not the size of a wave") == 1
+    assert done.stderr.count("h1: rollout/canary: there is no host `h9`; use one of: h1, h2") == 1
+
+
 def test_all_faults_of_files_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     case = PROFILES / "bad" / "owned-flags"
     monkeypatch.chdir(case)

@@ -52,7 +52,9 @@ def test_a_deploy_commits_and_the_next_one_asks_one_question(tmp_path: Path, lab
 
 def test_a_missing_password_is_said_and_no_other_host_suffers(tmp_path: Path, lab: Lab) -> None:
     good, mute, dead = unused(lab), unused(lab), Host("gpu-dead", "192.0.2.7", lab)
-    project = Project(tmp_path, [(good, {}), (mute, SUDO), (dead, {"ssh_hostname": dead.address})]).write()
+    skip = {"rollout": {"unreachable": "skip"}}
+    hosts = [(good, skip), (mute, {**skip, **SUDO}), (dead, {**skip, "ssh_hostname": dead.address})]
+    project = Project(tmp_path, hosts).write()
     (tmp_path / "config.py").write_text("from pyinfra import config\nconfig.CONNECT_TIMEOUT = 2\n")
     run = project.deploy("-y")
     assert run.code == 1
@@ -60,6 +62,8 @@ def test_a_missing_password_is_said_and_no_other_host_suffers(tmp_path: Path, la
     assert f"[{mute.name}] sudo asks for a password: set _sudo_password" in said
     assert f"[{dead.name}] Could not connect" in said
     assert release(good).startswith("plain-")
+    for host in (mute, dead):
+        assert f"unreachable: {host.name}: could not be reached or read" in said
 
     status = project.kernelswap("status", "inventory/hosts.py")
     rows = {line.split()[0]: line for line in status.output.splitlines() if line.startswith("gpu")}

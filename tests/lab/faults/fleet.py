@@ -116,7 +116,8 @@ class Fleet:
         hosts = [(host.name, self._data(choices[host.name])) for host in self.lab.hosts if host.name in choices]
         inventory.write_text(f"gpu = {hosts!r}\n")
         log = inventory.with_suffix(".log")
-        words = [str(Path(sys.executable).parent / "pyinfra"), inventory.name, "deploy.py", "-y", *options]
+        # -v also tells of hosts on which nothing swaps.
+        words = [str(Path(sys.executable).parent / "pyinfra"), inventory.name, "deploy.py", "-y", "-v", *options]
         with log.open("w") as file:
             process = subprocess.Popen(
                 words, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
@@ -129,7 +130,9 @@ class Fleet:
     def _data(self, choice: Choice) -> dict[str, Any]:
         instance = {"profile": choice.profile, "environment": {**choice.environment, "MARK": self.mark}}
         login = {"ssh_user": "root", "ssh_config_file": str(self.lab.folder / "ssh_config")}
-        return {"model": "standin", "instances": {"main": instance}, **login}
+        # Each host has its own fault and is judged by itself.
+        rollout = {"waves": ["100%"], "max_failed": len(self.lab.hosts)}
+        return {"model": "standin", "instances": {"main": instance}, "rollout": rollout, **login}
 
     # Traps: see trap.py. A host's disk is seen from here, so that waiting costs the hosts nothing.
 
