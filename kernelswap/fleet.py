@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.inventory import pyinfra_inventory
-from kernelswap.protocol import Evidence, HostReleases, HostState
+from kernelswap.protocol import Evidence, HostDrift, HostReleases, HostState
 from kernelswap.spec import DEFAULT_INSTANCE
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyinfra.api.host import Host
     from pyinfra.api.inventory import Inventory
 
+DRIFT_PATIENCE = 180  # seconds for one host that looks for drift
 PATIENCE = 90  # seconds for one host; a server's health alone may take 30
 T = TypeVar("T")
 
@@ -57,6 +58,22 @@ def look_at_releases(
         return host_releases.read(host, instances, host.name in running, host.name in gpus, PATIENCE)
 
     return _each(path, hosts, read)
+
+
+def look_for_drift(
+    path: str, limit: Sequence[str], users: Mapping[str, Collection[str]]
+) -> tuple[Seen[HostDrift], ...]:
+    """In what every host is not as it should be, as it can see that itself. users: of each host's servers.
+
+    Raises ConfigError.
+    """
+
+    def read(host: Host) -> HostDrift | None:
+        from kernelswap.facts import host_drift
+
+        return host_drift.read(host, instances_of(_data(host)), users.get(host.name, ()), DRIFT_PATIENCE)
+
+    return _each(path, limit, read)
 
 
 def evidence(

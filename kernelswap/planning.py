@@ -8,7 +8,7 @@ import secrets
 import shlex
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -30,7 +30,7 @@ from kernelswap.facts import agent, host_state
 from kernelswap.fleet import instances_of
 from kernelswap.goal import ROLLBACK, Goal, goal_of
 from kernelswap.profile import load_library, nearest
-from kernelswap.protocol import AGENT_PATH, STATE_ROOT, HostState, Request
+from kernelswap.protocol import AGENT_PATH, DRIFT_UNITS, METRICS_LINK, STATE_ROOT, HostState, Request
 from kernelswap.render import PLAN_FILE, Hidden, Release, render, resolve_secrets
 from kernelswap.spec import ALWAYS, ServerSpec, host_specs, needs_pins, pin
 
@@ -52,6 +52,15 @@ class Setup:
 
 
 @dataclass(frozen=True)
+class Monitoring:
+    """What is to become of a host's metrics; for roles/monitoring.py. folder: where they go, "" for nowhere; units: the
+    texts of the units that look for drift, by name."""
+
+    folder: str = ""
+    units: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Step:
     """What is done about one instance. stage: the release's files to put; request: the swap, if there is one."""
 
@@ -65,10 +74,11 @@ class Step:
 class HostPlan:
     """Everything a deploy does on one host. Empty where nothing is to be done or the host was refused.
 
-    root: arguments for all of it, see root.py.
+    monitoring: None where it is as it should be. root: arguments for all of it, see root.py.
     """
 
     setup: Setup = Setup()
+    monitoring: Monitoring | None = None
     steps: tuple[Step, ...] = ()
     root: Mapping[str, Any] = field(default_factory=dict)
 
@@ -105,7 +115,8 @@ def plan_host(host: Host, library: Path, templates: Path) -> HostPlan:
     try:
         specs = [(w, pin(w.spec, state.gpus)) for w in wanted if not refused.get(w.spec.instance)]
         releases = {spec.instance: render(spec, w.secrets, key.reveal(), templates) for w, spec in specs}
-        recover_unit = _recover_unit(templates)
+        setup = lacking(instances, users, state, key, templates)
+        monitoring = monitoring_of(_data(host), state, templates)
     except KernelswapError as error:
         raise DeployError(f"\n{error}") from None
     decisions = [refused.get(name) or _decide(goal, name, releases.get(name), state) for name in instances]
@@ -115,7 +126,8 @@ def plan_host(host: Host, library: Path, templates: Path) -> HostPlan:
         agent.give_up(host)
         return HostPlan()
     return HostPlan(
-        _setup(instances, users, state, key, recover_unit),
+        setup,
+        monitoring,
         tuple(_step(host.name, goal, decision, releases.get(decision.instance)) for decision in decisions),
         root.arguments(host),
     )
@@ -190,12 +202,15 @@ def _command() -> str:
     return shlex.join(hide_secrets([Path(sys.argv[0]).name, *sys.argv[1:]]))
 
 
-def _setup(instances: list[str], users: set[str], state: HostState, key: Hidden, recover_unit: str) -> Setup:
-    agent = bundle.build()
+def lacking(
+    instances: Collection[str], users: Collection[str], state: HostState, key: Hidden, templates: Path
+) -> Setup:
+    """What a host needs before it can swap and does not have."""
+    agent, recover_unit = bundle.build(), _unit_text(templates, RECOVER_UNIT)
     # An agent at work keeps its file until the swap is over; the next run replaces it.
     at_work = any(item.running and item.running.active for item in state.instances)
     return Setup(
-        users=tuple(sorted(users - set(state.users))),
+        users=tuple(sorted(set(users) - set(state.users))),
         key=None if state.key else key,
         agent=None if at_work or state.agent == agent.sha256 else agent.content,
         recover_unit=None if state.recover_unit == decide.digest(recover_unit) else recover_unit,
@@ -203,9 +218,17 @@ def _setup(instances: list[str], users: set[str], state: HostState, key: Hidden,
     )
 
 
-def _recover_unit(templates: Path) -> str:
-    template = (templates / f"{RECOVER_UNIT}.j2").read_text(encoding="utf-8")
-    values = {"python": agent.PYTHON, "agent": AGENT_PATH, "state_root": STATE_ROOT}
+def monitoring_of(data: Mapping[str, Any], state: HostState, templates: Path) -> Monitoring | None:
+    """What is to be done about a host's metrics; None if nothing."""
+    folder = str(data.get("metrics") or "")
+    units = {name: _unit_text(templates, name) for name in DRIFT_UNITS} if folder else {}
+    wanted = decide.digest("".join(units.values())) if units else ""
+    return None if (state.metrics, state.drift_units) == (folder, wanted) else Monitoring(folder, units)
+
+
+def _unit_text(templates: Path, name: str) -> str:
+    template = (templates / f"{name}.j2").read_text(encoding="utf-8")
+    values = {"python": agent.PYTHON, "agent": AGENT_PATH, "state_root": STATE_ROOT, "metrics_link": METRICS_LINK}
     text: str = jinja2.Template(template, undefined=jinja2.StrictUndefined, keep_trailing_newline=True).render(values)
     return text
 

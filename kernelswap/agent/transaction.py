@@ -21,10 +21,12 @@ from kernelswap.agent import (
     clean,
     client,
     containers,
+    engine,
     files,
     gpus,
     host,
     kernel_log,
+    metrics,
     network,
     occupants,
     preflight,
@@ -42,7 +44,7 @@ from kernelswap.agent.redaction import redact
 from kernelswap.agent.served import differences, served
 from kernelswap.agent.server import Failed
 from kernelswap.agent.verify import accuracy, budget, drift, health, smoke, soak, throughput
-from kernelswap.measured import SMOKE_FILE, ThroughputResult
+from kernelswap.measured import INSTALLED_FILE, SMOKE_FILE, ThroughputResult
 from kernelswap.protocol import Cause, Plan, Report, Request, Resolved, StepResult, Throughput, decode, encode
 
 # What a host does to a step; a fault of ours ends the agent.
@@ -171,6 +173,7 @@ class Transaction:
             todo = "correct these and run the same command again"
             raise Failed(Cause("; ".join(findings.faults), where, todo, "preflight"))
         self._foresee(findings.resolved)
+        files.keep(self.evidence / INSTALLED_FILE, encode(engine.installed(self.plan, findings.gpus)))
         # What is staged was perhaps never synced, and the way back from here on may lead over a reboot.
         files.sync_tree(self.folders.release(release), top=self.folders.config.parent.parent)
         files.reserve(self.folders.reserve, host.RESERVE)
@@ -572,6 +575,7 @@ class Transaction:
         done = host.report(self.folders, self.request.swap)
         if done:
             host.record(self.folders, done)
+            metrics.write(self.folders)
             return done
         rebooted = self.journal.boot != host.boot_id()
         death = "the host rebooted" if rebooted else "the agent died"
@@ -706,6 +710,7 @@ class Transaction:
         )
         files.keep(self.evidence / "report.json", encode(report))  # the history holds it too
         host.record(self.folders, report)
+        metrics.write(self.folders)
         self._say("result", "result", verdict.text(report))
         return report
 
