@@ -131,7 +131,7 @@ def _commands(line: str) -> Iterator[List[str]]:
         lexer.whitespace_split, lexer.commenters = True, ""
         tokens = list(lexer)
     except ValueError:  # no shell, or a quote that is closed on another line
-        tokens = line.split()
+        tokens = re.sub(r"([;|&()]+)", r" \1 ", line).split()
     words: List[str] = []
     redirected = False
     for token in tokens:

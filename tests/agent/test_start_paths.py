@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 import pytest
 
@@ -20,7 +20,7 @@ NAMES = ("glm.service", "sglang-main.service", "box")
 
 
 @pytest.mark.parametrize(("skip", "text", "port"), CASES["starts"])
-def test_what_starts_sglang(skip: str, text: str, port: Optional[int]) -> None:
+def test_what_starts_sglang(skip: str, text: str, port: int | None) -> None:
     found = start_paths.lines_of(text, SCRIPTS.get, NAMES, skip)
     assert [line.port for line in found] == [port]
 
@@ -31,7 +31,9 @@ def test_what_only_names_it(skip: str, text: str) -> None:
 
 
 def test_a_line_has_its_number_its_script_and_no_secret() -> None:
-    text = "# a comment\nPATH=/bin\n\nHF_TOKEN=hf_abcdefghijk sglang serve /m --api-key hush\n@daily /opt/calls-start.sh\n"
+    text = (
+        "# a comment\nPATH=/bin\n\nHF_TOKEN=hf_abcdefghijk sglang serve /m --api-key hush\n@daily /opt/calls-start.sh\n"
+    )
     first, second = start_paths.lines_of(text, SCRIPTS.get)
     assert (first.number, first.by) == (4, "")
     assert "hush" not in first.text
@@ -44,7 +46,7 @@ def test_scripts_that_call_each_other_come_to_an_end() -> None:
 
 
 @pytest.mark.parametrize(("text", "found"), CASES["compose"])
-def test_services_of_a_compose_file(text: str, found: List[List[Any]]) -> None:
+def test_services_of_a_compose_file(text: str, found: list[list[Any]]) -> None:
     assert [[s.name, s.restart, s.port] for s in start_paths.compose_services(text)] == found
 
 
@@ -54,13 +56,15 @@ def test_the_commands_of_a_unit() -> None:
 
 
 LAUNCH = "/usr/bin/python3 -m sglang.launch_server --port 30000"
+IMAGE = "Image=lmsysorg/sglang:x\n"
+PODMAN = "[Service]\nExecStart=podman run lmsysorg/sglang:x\n"
 UNIT = f"[Service]\nExecStart={LAUNCH}\n"
 
 
 @pytest.fixture
-def states(monkeypatch: pytest.MonkeyPatch) -> Dict[str, Starts]:
+def states(monkeypatch: pytest.MonkeyPatch) -> dict[str, Starts]:
     """What systemd says of units; of others that they are enabled."""
-    known: Dict[str, Starts] = {}
+    known: dict[str, Starts] = {}
     monkeypatch.setattr(units, "starts", lambda names: {n: known.get(n, Starts(False, True)) for n in names})
     return known
 
@@ -72,7 +76,7 @@ def write(path: Path, text: str, mode: int = 0o644) -> None:
 
 
 # What lies on the host; the kind and the place by which it must be found, once. "+" before a path: executable.
-PLANTED: List[Tuple[Dict[str, str], str, str]] = [
+PLANTED: list[tuple[dict[str, str], str, str]] = [
     ({"etc/systemd/system/glm.service": UNIT}, "hand-made-unit", "glm.service (/etc/systemd/system/glm.service)"),
     ({"run/systemd/transient/run-1.service": UNIT}, "hand-made-unit", "run-1.service"),
     ({"usr/lib/systemd/system/deb.service": UNIT}, "hand-made-unit", "deb.service"),
@@ -92,7 +96,7 @@ PLANTED: List[Tuple[Dict[str, str], str, str]] = [
         "hand-made-unit",
         "glm@0.service",
     ),
-    ({"run/systemd/generator/glm.service": "[Service]\nExecStart=podman run lmsysorg/sglang:x\n"}, "hand-made-unit", "glm"),
+    ({"run/systemd/generator/glm.service": PODMAN}, "hand-made-unit", "glm.service"),
     (
         {
             "home/ann/.config/systemd/user/glm.service": UNIT,
@@ -123,9 +127,9 @@ PLANTED: List[Tuple[Dict[str, str], str, str]] = [
         "/etc/cron.d/glm:1",
     ),
     ({"+etc/rc.local": f"#!/bin/sh\n{LAUNCH} &\n"}, "boot-script", "/etc/rc.local:2"),
-    ({"etc/supervisor/conf.d/glm.conf": f"[program:glm]\ncommand={LAUNCH}\n"}, "supervisor", "/etc/supervisor/conf.d/glm.conf:2"),
-    ({"etc/containers/systemd/glm.container": "[Container]\nImage=lmsysorg/sglang:x\n"}, "container", "/etc/containers/systemd/glm.container:2"),
-    ({"etc/kubernetes/manifests/glm.yaml": "spec:\n  image: lmsysorg/sglang:x\n"}, "container", "/etc/kubernetes/manifests/glm.yaml:2"),
+    ({"etc/supervisord.d/glm": f"[program:glm]\ncommand={LAUNCH}\n"}, "supervisor", "/etc/supervisord.d/glm:2"),
+    ({"etc/containers/systemd/glm.container": f"[Container]\n{IMAGE}"}, "container", "glm.container:2"),
+    ({"etc/kubernetes/manifests/glm.yaml": "a:\n image: lmsysorg/sglang:x\n"}, "container", "manifests/glm.yaml:2"),
     ({"opt/glm/compose.yaml": CASES["compose"][0][0]}, "compose", "/opt/glm/compose.yaml, service glm"),
     ({"home/ann/a/b/docker-compose.prod.yml": CASES["compose"][3][0]}, "compose", "docker-compose.prod.yml, service x"),
     ({"root/compose.yml": CASES["compose"][0][0]}, "compose", "/root/compose.yml, service glm"),
@@ -144,7 +148,7 @@ PLANTED: List[Tuple[Dict[str, str], str, str]] = [
 
 @pytest.mark.parametrize(("files", "kind", "where"), PLANTED, ids=[f"{kind} {where}" for _, kind, where in PLANTED])
 def test_each_way_to_a_server_is_found_once(
-    tmp_path: Path, states: Dict[str, Starts], files: Dict[str, str], kind: str, where: str
+    tmp_path: Path, states: dict[str, Starts], files: dict[str, str], kind: str, where: str
 ) -> None:
     for path, text in files.items():
         write(tmp_path / path.lstrip("+"), text, 0o755 if path.startswith("+") else 0o644)
@@ -154,7 +158,7 @@ def test_each_way_to_a_server_is_found_once(
 
 
 # What must not be taken for a way to a server.
-HARMLESS: List[Dict[str, str]] = [
+HARMLESS: list[dict[str, str]] = [
     {"etc/systemd/system/sglang-main.service": UNIT},
     {"run/systemd/transient/kernelswap-adopted-main-0.service": UNIT},
     {"etc/systemd/system/off.service": UNIT},
@@ -176,14 +180,14 @@ HARMLESS: List[Dict[str, str]] = [
 
 
 @pytest.mark.parametrize("files", HARMLESS, ids=[next(iter(files)) for files in HARMLESS])
-def test_what_starts_nothing_is_none(tmp_path: Path, states: Dict[str, Starts], files: Dict[str, str]) -> None:
+def test_what_starts_nothing_is_none(tmp_path: Path, states: dict[str, Starts], files: dict[str, str]) -> None:
     states["off.service"] = Starts(False, False)
     for path, text in files.items():
         write(tmp_path / path, text)
     assert start_paths.look({"sglang-main.service"}, tmp_path).paths == ()
 
 
-def test_a_masked_unit_and_an_alias_are_no_unit_of_their_own(tmp_path: Path, states: Dict[str, Starts]) -> None:
+def test_a_masked_unit_and_an_alias_are_no_unit_of_their_own(tmp_path: Path, states: dict[str, Starts]) -> None:
     folder = tmp_path / "etc/systemd/system"
     write(folder / "glm.service", UNIT)
     (folder / "alias.service").symlink_to("glm.service")
@@ -193,7 +197,7 @@ def test_a_masked_unit_and_an_alias_are_no_unit_of_their_own(tmp_path: Path, sta
 
 
 def test_what_cannot_be_looked_at_is_unknown(
-    tmp_path: Path, states: Dict[str, Starts], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, states: dict[str, Starts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "etc/systemd/system/glm.service", UNIT)
     write(tmp_path / "var/lib/docker/containers/c1/config.v2.json", "{")
@@ -202,7 +206,7 @@ def test_what_cannot_be_looked_at_is_unknown(
     rules = {**start_paths.known(), "projects": {**start_paths.known()["projects"], "entries": 20}}
     monkeypatch.setattr(start_paths, "known", lambda: rules)
 
-    def fail(_names: object) -> Dict[str, Starts]:
+    def fail(_names: object) -> dict[str, Starts]:
         raise units.UnitError("systemctl show: no answer within 60 s")
 
     monkeypatch.setattr(units, "starts", fail)
@@ -214,7 +218,7 @@ def test_what_cannot_be_looked_at_is_unknown(
     ]
 
 
-def test_the_places_are_told(tmp_path: Path, states: Dict[str, Starts]) -> None:
+def test_the_places_are_told(tmp_path: Path, states: dict[str, Starts]) -> None:
     looked = "; ".join(start_paths.look(set(), tmp_path).looked)
     for word in ("systemd units", "units of users", "cron", "rc.local", "Compose files (/opt, /srv, /root, /home/*"):
         assert word in looked
