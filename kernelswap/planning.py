@@ -53,10 +53,11 @@ class Setup:
 
 @dataclass(frozen=True)
 class Monitoring:
-    """What is to become of a host's metrics; for roles/monitoring.py. folder: where they go, "" for nowhere; units: the
-    texts of the units that look for drift, by name."""
+    """What is to become of a host's metrics; for roles/monitoring.py. folder: where they go, "" for nowhere; left:
+    where they went, if that is another folder; units: the texts of the units that look for drift, by name."""
 
     folder: str = ""
+    left: str = ""
     units: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -223,7 +224,8 @@ def monitoring_of(data: Mapping[str, Any], state: HostState, templates: Path) ->
     folder = str(data.get("metrics") or "")
     units = {name: _unit_text(templates, name) for name in DRIFT_UNITS} if folder else {}
     wanted = decide.digest("".join(units.values())) if units else ""
-    return None if (state.metrics, state.drift_units) == (folder, wanted) else Monitoring(folder, units)
+    left = state.metrics if state.metrics != folder else ""
+    return None if (state.metrics, state.drift_units) == (folder, wanted) else Monitoring(folder, left, units)
 
 
 def _unit_text(templates: Path, name: str) -> str:

@@ -14,6 +14,8 @@ from kernelswap.protocol import DRIFT_UNITS, METRICS_LINK
 @deploy("Set up monitoring")
 def set_up_monitoring(wanted: Monitoring) -> None:
     timer = DRIFT_UNITS[1]
+    if wanted.left:  # else what they said last would be scraped for ever
+        server.shell(name="Remove the old metrics", commands=[f"rm -f {shlex.quote(wanted.left)}/kernelswap-*.prom"])
     if not wanted.folder:
         systemd.service(name="Stop the drift timer", service=timer, running=False, enabled=False)
         paths = [METRICS_LINK, *(f"/etc/systemd/system/{unit}" for unit in DRIFT_UNITS)]

@@ -133,8 +133,9 @@ def test_metrics_are_set_up_only_where_they_are_not() -> None:
     assert (wanted.folder, sorted(wanted.units)) == ("/m", ["kernelswap-drift.service", "kernelswap-drift.timer"])
     digest = decide.digest("".join(wanted.units.values()))
     assert monitoring_of({"metrics": "/m"}, committed(metrics="/m", drift_units=digest), TEMPLATES) is None
-    assert monitoring_of({"metrics": "/n"}, committed(metrics="/m", drift_units=digest), TEMPLATES) is not None
-    assert monitoring_of({}, committed(metrics="/m", drift_units=digest), TEMPLATES) == Monitoring()
+    moved = monitoring_of({"metrics": "/n"}, committed(metrics="/m", drift_units=digest), TEMPLATES)
+    assert moved == Monitoring("/n", "/m", wanted.units)
+    assert monitoring_of({}, committed(metrics="/m", drift_units=digest), TEMPLATES) == Monitoring("", "/m")
     assert monitoring_of({}, committed(), TEMPLATES) is None
 
 

@@ -214,7 +214,7 @@ def test_trtllm_over_tiny_keeps_what_the_cpu_needs() -> None:
 def test_metrics_go_to_a_folder(library: Library, folder: Any) -> None:
     data = {"model": "big", "profile": "fast"}
     assert host_specs(library, {**data, "metrics": "/var/lib/prometheus/node-exporter"})
-    with pytest.raises(ConfigError, match="metrics: .* is no absolute path without blanks; name the folder"):
+    with pytest.raises(ConfigError, match=r"metrics: .* is no absolute path without blanks; name the folder"):
         host_specs(library, {**data, "metrics": folder})
 
 

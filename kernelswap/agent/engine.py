@@ -254,7 +254,7 @@ def installed(plan: Plan, gpus: Sequence[Gpu]) -> Installed:
     """What a release runs on, as it is now. gpus: those that it has; what cannot be read is left empty."""
     version = identity = ""
     with contextlib.suppress(OSError, KeyError, subprocess.TimeoutExpired):
-        said = run(plan, ["-c", IDENTITY + VERSION], plan.timeouts.preflight, "[]").stdout.splitlines()
+        said = run(plan, ["-c", IDENTITY + VERSION], min(60.0, plan.timeouts.preflight), "[]").stdout.splitlines()
         identity, version = [*said, "", ""][:2]
     drivers = {gpu.driver for gpu in gpus if gpu.driver}
     return Installed(version, identity, min(drivers, default=""), tuple(sorted(f"{g.uuid} {g.name}" for g in gpus)))

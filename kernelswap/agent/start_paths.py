@@ -429,11 +429,11 @@ class _Look:
 
     def _compose(self) -> None:
         rules = known()["projects"]
-        until, left = time.monotonic() + rules["seconds"], rules["entries"]
+        until, left = time.monotonic() + rules["seconds"], rules["count"]
         for pattern in rules["folders"]:
             for top in self._glob(pattern):
-                for folder, names in _walk(top, rules["depth"], set(rules["skip"])):
-                    left -= 1 + len(names)
+                for folder, names in self._walk(top, rules["depth"], set(rules["skip"])):
+                    left -= 1
                     if left < 0 or time.monotonic() > until:
                         self.unknown.append(
                             (self._place(folder), "too many folders: Compose files beyond it were not sought")
@@ -444,6 +444,23 @@ class _Look:
                             self._compose_file(folder / name)
         places = ", ".join(f"/{pattern}" for pattern in rules["folders"])
         self.looked.append(f"Compose files ({places}, {rules['depth']} levels deep)")
+
+    def _walk(self, top: Path, depth: int, skip: Collection[str]) -> Iterator[Tuple[Path, List[str]]]:
+        """Every folder down to a depth with the names of its files; links and SGLang's own source tree are left out."""
+        try:
+            with os.scandir(top) as entries:
+                found = sorted(entries, key=lambda entry: entry.name)
+        except FileNotFoundError:  # it went while we looked
+            return
+        except OSError as error:
+            self.unknown.append((self._place(top), f"{error.strerror}"))
+            return
+        yield top, [entry.name for entry in found if not entry.is_dir(follow_symlinks=False)]
+        if (top / "python/sglang").is_dir():
+            return
+        for entry in found if depth else ():
+            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".") and entry.name not in skip:
+                yield from self._walk(top / entry.name, depth - 1, skip)
 
     def _compose_file(self, path: Path) -> None:
         for service in compose_services(self._text(path)):
@@ -496,18 +513,3 @@ class _Look:
             return []
         self.looked.append("Podman's containers (root's)")
         return answers
-
-
-def _walk(top: Path, depth: int, skip: Collection[str]) -> Iterator[Tuple[Path, List[str]]]:
-    """Every folder down to a depth, with the names of its files. SGLang's own source tree and links are left out."""
-    try:
-        with os.scandir(top) as entries:
-            found = sorted(entries, key=lambda entry: entry.name)
-    except OSError:
-        return
-    yield top, [entry.name for entry in found if not entry.is_dir(follow_symlinks=False)]
-    if (top / "python/sglang").is_dir():
-        return
-    for entry in found if depth else ():
-        if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".") and entry.name not in skip:
-            yield from _walk(top / entry.name, depth - 1, skip)

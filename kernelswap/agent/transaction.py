@@ -198,11 +198,13 @@ class Transaction:
     def _note_served(self, plan: Plan, server: Client) -> None:
         """What the running server made of its command line is what counts; a difference is worth knowing."""
         path = self.folders.resolved(plan.release)
-        with contextlib.suppress(OSError, ValueError, Unanswered):
+        foreseen: Optional[Resolved] = None
+        with contextlib.suppress(OSError, ValueError):
             foreseen = decode(Resolved, files.read(path) or "")
+        with contextlib.suppress(OSError, Unanswered):
             secrets = list(self._secrets(plan.release).values())
             found = served(server.server_info(), plan.release, secrets, foreseen)
-            if not foreseen.served:
+            if foreseen and not foreseen.served:
                 for line in differences(foreseen, found):
                     self._note(line)
             files.write(path, encode(found), mode=0o600)

@@ -203,7 +203,7 @@ def test_what_cannot_be_looked_at_is_unknown(
     write(tmp_path / "var/lib/docker/containers/c1/config.v2.json", "{")
     for number in range(30):
         write(tmp_path / f"opt/{number}/file", "")
-    rules = {**start_paths.known(), "projects": {**start_paths.known()["projects"], "entries": 20}}
+    rules = {**start_paths.known(), "projects": {**start_paths.known()["projects"], "count": 20}}
     monkeypatch.setattr(start_paths, "known", lambda: rules)
 
     def fail(_names: object) -> dict[str, Starts]:
