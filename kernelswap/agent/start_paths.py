@@ -325,7 +325,8 @@ class _Look:
         with contextlib.suppress(OSError, ValueError):
             if place.is_file() and place.stat().st_size <= known()["script"]["bytes"]:
                 data = place.read_bytes()
-                if data.startswith(b"#!") or place.suffix in known()["script"]["suffixes"]:
+                text = b"\0" not in data and os.access(place, os.X_OK)
+                if text or data.startswith(b"#!") or place.suffix in known()["script"]["suffixes"]:
                     return data.decode("utf-8", "replace")
         return None
 

@@ -126,6 +126,11 @@ PLANTED: list[tuple[dict[str, str], str, str]] = [
         "cron",
         "/etc/cron.d/glm:1",
     ),
+    (
+        {"etc/cron.d/glm": "@reboot root /usr/local/bin/glm\n", "+usr/local/bin/glm": f"{LAUNCH}\n"},
+        "cron",
+        "/etc/cron.d/glm:1",
+    ),
     ({"+etc/rc.local": f"#!/bin/sh\n{LAUNCH} &\n"}, "boot-script", "/etc/rc.local:2"),
     ({"etc/supervisord.d/glm": f"[program:glm]\ncommand={LAUNCH}\n"}, "supervisor", "/etc/supervisord.d/glm:2"),
     ({"etc/containers/systemd/glm.container": f"[Container]\n{IMAGE}"}, "container", "glm.container:2"),

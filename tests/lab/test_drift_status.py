@@ -67,6 +67,9 @@ PLANTED: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         f"""
 mkdir -p {UNIT}.d; printf '[Service]\\nNice=5\\n' >{UNIT}.d/override.conf
 printf '{HAND_MADE}' >/etc/systemd/system/glm.service; systemctl -q enable glm
+printf '{HAND_MADE}' >/etc/systemd/system/nightly.service
+printf '[Timer]\nOnCalendar=daily\n[Install]\nWantedBy=timers.target\n' >/etc/systemd/system/nightly.timer
+systemctl -q enable --now nightly.timer
 echo '@reboot root cd /srv && PYTHONPATH=/opt/standin {LAUNCH} 30000' >/etc/cron.d/glm
 mkdir -p /var/spool/cron/crontabs; printf '# mine\\n@daily pgrep -f sglang.launch_server || systemctl start glm\\n' \\
   >/var/spool/cron/crontabs/ops
@@ -79,7 +82,8 @@ echo '# edited' >>/etc/systemd/system/kernelswap-recover@.service
 chmod 644 {GOOD}/secrets.yaml
 """,
         f"""
-rm -r {UNIT}.d /opt/glm /home/ops/.config; systemctl -q disable glm; rm /etc/systemd/system/glm.service /etc/cron.d/glm
+rm -r {UNIT}.d /opt/glm /home/ops/.config; systemctl -q disable glm
+systemctl -q disable --now nightly.timer; rm /etc/systemd/system/{{glm.service,nightly.*}} /etc/cron.d/glm
 rm /var/spool/cron/crontabs/ops /etc/rc.local; chmod 600 {GOOD}/secrets.yaml; systemctl daemon-reload
 sed -i 's/"ready":7.0/"ready":60.0/' {GOOD}/plan.json
 sed -i '/# edited/d' /etc/systemd/system/kernelswap-recover@.service
@@ -91,6 +95,7 @@ sed -i '/# edited/d' /etc/systemd/system/kernelswap-recover@.service
             ("cron", "/var/spool/cron/crontabs/ops:2"),
             ("drop-in", f"{UNIT}.d/override.conf"),
             ("hand-made-unit", "glm.service"),
+            ("hand-made-unit", "started by nightly.timer"),
             ("not-reloaded", "sglang-main.service"),
             ("secrets", "secrets.yaml"),
             ("setup", "kernelswap-recover@.service"),
