@@ -127,12 +127,13 @@ def instances_of(data: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(map(str, data.get("instances") or (DEFAULT_INSTANCE,)))
 
 
+def is_chosen(name: str, groups: Collection[str], limit: Sequence[str]) -> bool:
+    """Whether --limit leaves a host, as pyinfra's own does; an empty one leaves all."""
+    return not limit or any(pattern in groups or fnmatch(name, pattern) for pattern in limit)
+
+
 def _limited(inventory: Inventory, limit: Sequence[str]) -> list[Host]:
-    chosen = [
-        host
-        for host in inventory
-        if not limit or any(pattern in host.groups or fnmatch(host.name, pattern) for pattern in limit)
-    ]
+    chosen = [host for host in inventory if is_chosen(host.name, host.groups, limit)]
     if not chosen:
         what = f"no host is called {', '.join(limit)}"
         raise ConfigError([Fault("--limit", what, f"choose from {', '.join(sorted(h.name for h in inventory))}")])

@@ -12,7 +12,7 @@ from pathlib import Path
 from kernelswap.cli.check import library_folder
 from kernelswap.config_drift import findings, grouped, shortened
 from kernelswap.errors import ConfigError, Fault
-from kernelswap.fleet import look_for_drift
+from kernelswap.fleet import is_chosen, look_for_drift
 from kernelswap.inventory import load_inventory
 from kernelswap.profile import load_library
 from kernelswap.protocol import Finding
@@ -35,7 +35,7 @@ class Drift:
 
 def look(inventory: str, limit: Sequence[str], templates: Path = Path("templates")) -> Drift:
     """Raises ConfigError for what people wrote, before any host is asked."""
-    specs = declared(inventory)
+    specs = declared(inventory, limit)
     seen = look_for_drift(inventory, limit, {host: {spec.user for spec in each} for host, each in specs.items()})
     return Drift(
         {host.host: findings(host, specs[host.host], templates, os.environ) for host in seen},
@@ -43,12 +43,14 @@ def look(inventory: str, limit: Sequence[str], templates: Path = Path("templates
     )
 
 
-def declared(inventory: str) -> dict[str, tuple[ServerSpec, ...]]:
-    """The servers of every host of an inventory. Raises ConfigError with the faults of all."""
+def declared(inventory: str, limit: Sequence[str]) -> dict[str, tuple[ServerSpec, ...]]:
+    """The servers of every host that is looked at. Raises ConfigError with the faults of all."""
     library = load_library(library_folder(Path(inventory)))
     specs: dict[str, tuple[ServerSpec, ...]] = {}
     faults: list[Fault] = []
     for host in load_inventory(inventory):
+        if not is_chosen(host.name, host.groups, limit):
+            continue
         try:
             specs[host.name] = host_specs(library, host.data, f"{inventory}: {host.name}")
         except ConfigError as error:
