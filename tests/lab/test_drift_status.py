@@ -65,7 +65,6 @@ def is_clean(project: Project) -> None:
 PLANTED: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     "files": (
         f"""
-mkdir -p {UNIT}.d; printf '[Service]\\nNice=5\\n' >{UNIT}.d/override.conf
 printf '{HAND_MADE}' >/etc/systemd/system/glm.service; systemctl -q enable glm
 printf '{HAND_MADE}' >/etc/systemd/system/nightly.service
 printf '[Timer]\nOnCalendar=daily\n[Install]\nWantedBy=timers.target\n' >/etc/systemd/system/nightly.timer
@@ -80,6 +79,7 @@ printf '{HAND_MADE}' >$units/glm.service; ln -s ../glm.service $units/default.ta
 sed -i 's/"ready":60.0/"ready":7.0/' {GOOD}/plan.json
 echo '# edited' >>/etc/systemd/system/kernelswap-recover@.service
 chmod 644 {GOOD}/secrets.yaml
+mkdir -p {UNIT}.d; printf '[Service]\\nNice=5\\n' >{UNIT}.d/override.conf
 """,
         f"""
 rm -r {UNIT}.d /opt/glm /home/ops/.config; systemctl -q disable glm
