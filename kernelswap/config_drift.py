@@ -15,7 +15,7 @@ from kernelswap.errors import ConfigError
 from kernelswap.fleet import Seen
 from kernelswap.planning import RECOVER_UNIT, lacking, monitoring_of
 from kernelswap.protocol import AGENT_PATH, CONFIG_ROOT, KEY_PATH, METRICS_LINK, Finding, HostDrift, HostState
-from kernelswap.render import PLAN_FILE, Hidden, Release, preview, release_folder, render, resolve_secrets
+from kernelswap.render import PLAN_FILE, Hidden, Release, preview, render, resolve_secrets
 from kernelswap.seal import UNNAMED
 from kernelswap.spec import ServerSpec, pin
 
@@ -69,9 +69,10 @@ def _release(release: Release, state: HostState, where: str) -> Iterator[Finding
     instance = release.plan.instance
     known = decide.instance_state(state, instance)
     nameless = release.name == UNNAMED
-    name = f"{release.plan.model} with {release.plan.profile}" if nameless else release.name
+    # Two hosts have other digests where they have other GPUs or secrets, and the same drift all the same.
+    declared = f"{release.plan.model} with {release.plan.profile}"
     if known.known_good is None:
-        yield Finding("release", where, name, "nothing committed", DEPLOY, instance)
+        yield Finding("release", where, declared, "nothing committed", DEPLOY, instance)
         return
     if known.plan is None:  # the host says so itself
         return
@@ -79,12 +80,13 @@ def _release(release: Release, state: HostState, where: str) -> Iterator[Finding
     server = [change.line for change in changes if change.section != LIMITS]
     if server if nameless else release.name != known.known_good:
         text = "; ".join(server) or "the unit's text or a secret's value"
-        found = f"{known.known_good}; to the declared one: {decide.shorten(text, SHOWN)}"
-        yield Finding("release", where, name, found, f"{DEPLOY}: it swaps", instance)
+        found = f"{known.plan.model} with {known.plan.profile}; to the declared one: {decide.shorten(text, SHOWN)}"
+        detail = f"{known.known_good} -> {'?' if nameless else release.name}"
+        yield Finding("release", where, declared, found, f"{DEPLOY}: it swaps", instance, detail)
         return
     staged = () if nameless else decide.missing_files(release, known)
     for file in staged:
-        place = f"{release_folder(instance, release.name)}/{file}"
+        place = f"{CONFIG_ROOT}/{instance}/known-good/{file}"
         limits = "; ".join(change.line for change in changes if change.section == LIMITS) if file == PLAN_FILE else ""
         found = decide.shorten(limits, SHOWN) or "another text"
         expected = "as it is rendered today" if not limits else "the declared limits"

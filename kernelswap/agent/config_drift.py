@@ -143,10 +143,12 @@ def _instance(folders: Folders, present: Sequence[Gpu], gpu_error: str) -> Itera
         return
     key = (files.read(folders.root / KEY_PATH.lstrip("/")) or "").strip()
     for each in host.staged(folders):
-        yield from staged(_staged(folders, each), name, key)
+        # By the link's name, which is the same on every host.
+        place = folders.known_good if each == release else folders.release(each)
+        yield from staged(_staged(folders, each, place), name, key)
     plan = _committed(folders)
     if plan is None:
-        where = str(folders.release(release) / "plan.json")
+        where = str(folders.known_good / "plan.json")
         yield Finding("staged", where, "the plan of the known-good", "cannot be read", DEPLOY, name)
         return
     secrets = host.secrets(folders, release)
@@ -164,8 +166,7 @@ def _instance(folders: Folders, present: Sequence[Gpu], gpu_error: str) -> Itera
     yield from _installed(folders, plan, present, gpu_error)
 
 
-def _staged(folders: Folders, name: str) -> Staged:
-    folder = folders.release(name)
+def _staged(folders: Folders, name: str, folder: Path) -> Staged:
     plan = inspection.read_plan(folders, name)
     names = sorted({folders.unit, *(plan.digests if plan else ())})
     secret = folder / SECRETS_FILE
@@ -269,11 +270,11 @@ def staged(seen: Staged, instance: str, key: str) -> Iterator[Finding]:
     """Whether a staged release is as it was rendered: by its plan, and by its name, which is a digest of it all."""
     if seen.plan is None:
         where = f"{seen.folder}/plan.json"
-        yield Finding("staged", where, f"the plan of {seen.name}", "cannot be read", _renew(where), instance)
+        yield Finding("staged", where, "the plan of the release", "cannot be read", _renew(where), instance, seen.name)
         return
     faults = [
-        Finding("staged", f"{seen.folder}/{each}", f"as it was rendered for {seen.name}",
-                "gone" if seen.texts[each] is None else "edited", _renew(f"{seen.folder}/{each}"), instance)
+        Finding("staged", f"{seen.folder}/{each}", "as it was rendered for the release",
+                "gone" if seen.texts[each] is None else "edited", _renew(f"{seen.folder}/{each}"), instance, seen.name)
         for each, digest in sorted(seen.plan.digests.items()) if seen.digests.get(each) != digest
     ]  # fmt: skip
     yield from faults
@@ -288,10 +289,13 @@ def staged(seen: Staged, instance: str, key: str) -> Iterator[Finding]:
         return
     if seen.plan.secret_flags or seen.secrets:
         found = "other secrets, or another host's key"
-        yield Finding("secrets", where, f"those that {seen.name} was made with", found, _renew(where), instance)
+        todo = _renew(where)
+        yield Finding("secrets", where, "those that the release was made with", found, todo, instance, seen.name)
     else:
         found = "a unit and a plan that were edited together"
-        yield Finding("staged", seen.folder, f"as {seen.name} was rendered", found, _renew(seen.folder), instance)
+        yield Finding(
+            "staged", seen.folder, "as it was rendered", found, _renew(f"{seen.folder}/*"), instance, seen.name
+        )
 
 
 def _renew(path: str) -> str:

@@ -113,9 +113,7 @@ def test_what_the_inventory_declares_and_the_host_has_not(
 
 
 def test_what_the_host_has_told_is_not_told_twice_and_a_swap_hides_what_is_declared() -> None:
-    plan = replace(
-        EDITED, kind="staged", where=f"/etc/kernelswap/main/releases/{committed().instances[0].known_good}/plan.json"
-    )
+    plan = replace(EDITED, kind="staged", where="/etc/kernelswap/main/known-good/plan.json")
     assert [f.kind for f in found(committed(LIMITED), EDITED)] == ["staged", "unit"]
     assert [f.kind for f in found(committed(OTHER), CUT)] == ["swap"]
     assert found(committed(LIMITED), plan) == (plan,)
