@@ -12,6 +12,7 @@ from pyinfra import host
 from kernelswap.operations.swap import swap
 from kernelswap.planning import plan_host
 from roles.host import prepare_host
+from roles.monitoring import set_up_monitoring
 from roles.server import stage_release
 
 # The whole fleet is read and its plan shown here. Faults in what people wrote end the run; so do more hosts that must
@@ -20,6 +21,9 @@ plan = plan_host(host, library=Path("inventory"), templates=Path("templates"))
 
 if plan.setup:
     prepare_host(plan.setup, **plan.root)
+
+if plan.monitoring:
+    set_up_monitoring(plan.monitoring, **plan.root)
 
 for step in host.loop(plan.steps):
     stage_release(step, **plan.root)

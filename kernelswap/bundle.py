@@ -20,6 +20,7 @@ SHARED = (
     "ledger.py",
     "measured.py",
     "protocol.py",
+    "seal.py",
     "traces.py",
     "verdict.py",
 )
@@ -31,7 +32,7 @@ MAIN = """import sys
 
 from kernelswap.agent.__main__ import main
 
-if sys.argv[1:2] not in (["inspect"], ["releases"]):
+if sys.argv[1:2] not in (["inspect"], ["releases"], ["drift"]):
 {imports}
 
 if __name__ == "__main__":

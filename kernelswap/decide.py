@@ -12,7 +12,8 @@ from kernelswap import ledger
 from kernelswap.agent import gpus
 from kernelswap.goal import CONVERGE, ROLLBACK, Goal
 from kernelswap.protocol import HostState, InstanceState, Plan, Report, Request, Running, Server
-from kernelswap.render import SECRETS_FILE, Release
+from kernelswap.render import Release
+from kernelswap.seal import SECRETS_FILE
 from kernelswap.spec import ServerSpec, needs_pins
 
 

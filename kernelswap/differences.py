@@ -41,8 +41,7 @@ SERVER_FIELDS = {
 _SERVER_FLAGS = {"model-path": "", "served-model-name": "", "host": "127.0.0.1", "port": "30000"}
 _CREDENTIALS = re.compile(r"/run/credentials/[^/]+/secrets\.yaml")
 # Arguments that differ by themselves: chosen anew at each start (serving_hook.py), or a server's field.
-_NO_DIFFERENCE = {*DRAWN, "nccl_port", "dist_init_addr"}
-_NO_DIFFERENCE |= {"model_path", "served_model_name", "tokenizer_path", "host", "port"}
+_NO_DIFFERENCE = {*DRAWN, "model_path", "served_model_name", "tokenizer_path", "host", "port"}
 
 
 @dataclass(frozen=True)

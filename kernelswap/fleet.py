@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.inventory import pyinfra_inventory
-from kernelswap.protocol import Evidence, HostReleases, HostState
+from kernelswap.protocol import Evidence, HostDrift, HostReleases, HostState
 from kernelswap.spec import DEFAULT_INSTANCE
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyinfra.api.host import Host
     from pyinfra.api.inventory import Inventory
 
+DRIFT_PATIENCE = 180  # seconds for one host that looks for drift
 PATIENCE = 90  # seconds for one host; a server's health alone may take 30
 T = TypeVar("T")
 
@@ -57,6 +58,22 @@ def look_at_releases(
         return host_releases.read(host, instances, host.name in running, host.name in gpus, PATIENCE)
 
     return _each(path, hosts, read)
+
+
+def look_for_drift(
+    path: str, limit: Sequence[str], users: Mapping[str, Collection[str]]
+) -> tuple[Seen[HostDrift], ...]:
+    """In what every host is not as it should be, as it can see that itself. users: of each host's servers.
+
+    Raises ConfigError.
+    """
+
+    def read(host: Host) -> HostDrift | None:
+        from kernelswap.facts import host_drift
+
+        return host_drift.read(host, instances_of(_data(host)), users.get(host.name, ()), DRIFT_PATIENCE)
+
+    return _each(path, limit, read)
 
 
 def evidence(
@@ -110,12 +127,13 @@ def instances_of(data: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(map(str, data.get("instances") or (DEFAULT_INSTANCE,)))
 
 
+def is_chosen(name: str, groups: Collection[str], limit: Sequence[str]) -> bool:
+    """Whether --limit leaves a host, as pyinfra's own does; an empty one leaves all."""
+    return not limit or any(pattern in groups or fnmatch(name, pattern) for pattern in limit)
+
+
 def _limited(inventory: Inventory, limit: Sequence[str]) -> list[Host]:
-    chosen = [
-        host
-        for host in inventory
-        if not limit or any(pattern in host.groups or fnmatch(host.name, pattern) for pattern in limit)
-    ]
+    chosen = [host for host in inventory if is_chosen(host.name, host.groups, limit)]
     if not chosen:
         what = f"no host is called {', '.join(limit)}"
         raise ConfigError([Fault("--limit", what, f"choose from {', '.join(sorted(h.name for h in inventory))}")])

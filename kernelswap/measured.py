@@ -15,9 +15,21 @@ ACCURACY_FILE = "accuracy.json"
 GPU_FILE = "gpu.csv"  # see traces.GPU_COLUMNS
 METRICS_FILE = "metrics.csv"  # SGLang's own counters, see traces.SERVER_COLUMNS
 SMOKE_FILE = "smoke.json"
+INSTALLED_FILE = "installed.json"
 KEPT = (SMOKE_FILE, DRIFT_REFERENCE_FILE, ACCURACY_FILE, THROUGHPUT_FILE)  # of the evidence, with each commit
 BENCH_FILE = "bench.jsonl"  # the benchmark's own lines, numbers only
 BASELINE = "baseline "  # how the phases of the known-good begin, where it was measured before its stop
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What a release was verified on. engine: SGLang's version; files: digest of its files and of the packages beside
+    it; driver: NVIDIA's; gpus: `UUID name` each. What is not known, or not used, is empty."""
+
+    engine: str = ""
+    files: str = ""
+    driver: str = ""
+    gpus: Tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

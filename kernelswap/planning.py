@@ -8,7 +8,7 @@ import secrets
 import shlex
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -36,7 +36,7 @@ from kernelswap.goal import ROLLBACK, Goal, goal_of
 from kernelswap.operations.swap import Turn
 from kernelswap.operations.turns import Turns
 from kernelswap.profile import load_library, nearest
-from kernelswap.protocol import AGENT_PATH, STATE_ROOT, HostState, InstanceState
+from kernelswap.protocol import AGENT_PATH, DRIFT_UNITS, METRICS_LINK, STATE_ROOT, HostState, InstanceState
 from kernelswap.render import PLAN_FILE, Hidden, Release, render, resolve_secrets
 from kernelswap.rollout import Move, Rollout
 from kernelswap.spec import ALWAYS, ServerSpec, host_specs, needs_pins, pin
@@ -59,6 +59,16 @@ class Setup:
 
 
 @dataclass(frozen=True)
+class Monitoring:
+    """What is to become of a host's metrics; for roles/monitoring.py. folder: where they go, "" for nowhere; left:
+    where they went, if that is another folder; units: the texts of the units that look for drift, by name."""
+
+    folder: str = ""
+    left: str = ""
+    units: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Step:
     """What is put on the host for one instance. stage: which of the release's files."""
 
@@ -71,10 +81,12 @@ class Step:
 class HostPlan:
     """Everything a deploy does on one host. Empty where nothing is to be done or the host was refused.
 
-    turn: the swaps, if there are any, and when; root: arguments for all of it, see root.py.
+    monitoring: None where it is as it should be; turn: the swaps, if there are any, and when; root: arguments for all
+    of it, see root.py.
     """
 
     setup: Setup = Setup()
+    monitoring: Monitoring | None = None
     steps: tuple[Step, ...] = ()
     turn: Turn | None = None
     root: Mapping[str, Any] = field(default_factory=dict)
@@ -101,6 +113,7 @@ class Decided:
     decisions: tuple[Decision, ...]
     releases: Mapping[str, Release]
     setup: Setup
+    monitoring: Monitoring | None
 
     @property
     def refusals(self) -> tuple[Refused, ...]:
@@ -211,9 +224,8 @@ def _decide_all(
     gevent.joinall(visits)
     for error in filter(None, (each.value for each in visits)):
         raise error
-    recover_unit = _recover_unit(templates)
     read = [(host, seen) for host in hosts if (seen := states.get(host.name))]
-    return {h.name: _decide(h, goals[h.name], wanted[h.name], seen, templates, recover_unit) for h, seen in read}
+    return {h.name: _decide(h, goals[h.name], wanted[h.name], seen, templates) for h, seen in read}
 
 
 def _read(host: Host, wanted: Sequence[Wanted]) -> HostState | None:
@@ -226,17 +238,16 @@ def _instances(host: Host, wanted: Sequence[Wanted]) -> list[str]:
     return [w.spec.instance for w in wanted] or list(instances_of(_data(host)))
 
 
-def _decide(
-    host: Host, goal: Goal, wanted: Sequence[Wanted], state: HostState, templates: Path, recover_unit: str
-) -> Decided:
+def _decide(host: Host, goal: Goal, wanted: Sequence[Wanted], state: HostState, templates: Path) -> Decided:
     key = Hidden(state.key or secrets.token_hex(32))
     refused = {w.spec.instance: decide.unpinned(w.spec, state) for w in wanted}
     specs = [(w, pin(w.spec, state.gpus)) for w in wanted if not refused.get(w.spec.instance)]
     releases = {spec.instance: render(spec, w.secrets, key.reveal(), templates) for w, spec in specs}
     instances = _instances(host, wanted)
     decisions = [refused.get(name) or _decision(goal, name, releases.get(name), state) for name in instances]
-    setup = _setup(instances, {w.spec.user for w in wanted}, state, key, recover_unit)
-    return Decided(host, goal, state, tuple(decisions), releases, setup)
+    setup = lacking(instances, {w.spec.user for w in wanted}, state, key, templates)
+    monitoring = monitoring_of(_data(host), state, templates)
+    return Decided(host, goal, state, tuple(decisions), releases, setup, monitoring)
 
 
 def _host_plan(decided: Decided, turns: Turns) -> HostPlan:
@@ -244,7 +255,8 @@ def _host_plan(decided: Decided, turns: Turns) -> HostPlan:
     for decision in decided.decisions:
         if isinstance(decision, Swap | Unchanged) and decision.stage:
             steps.append(Step(decision.instance, decided.releases.get(decision.instance), decision.stage))
-    return HostPlan(decided.setup, tuple(steps), _turn(decided, turns) if decided.swaps else None)
+    turn = _turn(decided, turns) if decided.swaps else None
+    return HostPlan(decided.setup, decided.monitoring, tuple(steps), turn)
 
 
 def _turn(decided: Decided, turns: Turns) -> Turn:
@@ -311,12 +323,15 @@ def _words() -> list[str]:
     return hide_secrets([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
-def _setup(instances: list[str], users: set[str], state: HostState, key: Hidden, recover_unit: str) -> Setup:
-    agent = bundle.build()
+def lacking(
+    instances: Collection[str], users: Collection[str], state: HostState, key: Hidden, templates: Path
+) -> Setup:
+    """What a host needs before it can swap and does not have."""
+    agent, recover_unit = bundle.build(), _unit_text(templates, RECOVER_UNIT)
     # An agent at work keeps its file until the swap is over; the next run replaces it.
     at_work = any(item.running and item.running.active for item in state.instances)
     return Setup(
-        users=tuple(sorted(users - set(state.users))),
+        users=tuple(sorted(set(users) - set(state.users))),
         key=None if state.key else key,
         agent=None if at_work or state.agent == agent.sha256 else agent.content,
         recover_unit=None if state.recover_unit == decide.digest(recover_unit) else recover_unit,
@@ -324,9 +339,19 @@ def _setup(instances: list[str], users: set[str], state: HostState, key: Hidden,
     )
 
 
-def _recover_unit(templates: Path) -> str:
-    template = (templates / f"{RECOVER_UNIT}.j2").read_text(encoding="utf-8")
-    values = {"python": agent.PYTHON, "agent": AGENT_PATH, "state_root": STATE_ROOT}
+def monitoring_of(data: Mapping[str, Any], state: HostState, templates: Path) -> Monitoring | None:
+    """What is to be done about a host's metrics; None if nothing."""
+    folder = str(data.get("metrics") or "")
+    units = {name: _unit_text(templates, name) for name in DRIFT_UNITS} if folder else {}
+    wanted = decide.digest("".join(units.values())) if units else ""
+    left = state.metrics if state.metrics != folder else ""
+    return None if (state.metrics, state.drift_units) == (folder, wanted) else Monitoring(folder, left, units)
+
+
+@cache
+def _unit_text(templates: Path, name: str) -> str:
+    template = (templates / f"{name}.j2").read_text(encoding="utf-8")
+    values = {"python": agent.PYTHON, "agent": AGENT_PATH, "state_root": STATE_ROOT, "metrics_link": METRICS_LINK}
     text: str = jinja2.Template(template, undefined=jinja2.StrictUndefined, keep_trailing_newline=True).render(values)
     return text
 

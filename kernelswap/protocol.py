@@ -16,6 +16,8 @@ from typing import Any, Dict, Mapping, Optional, Tuple, Type, TypeVar, Union, ge
 CONFIG_ROOT = "/etc/kernelswap"  # releases, the known-good link, the host's key
 STATE_ROOT = "/var/lib/kernelswap"  # journal, lock, history, evidence
 AGENT_PATH = "/usr/local/lib/kernelswap/agent.pyz"
+METRICS_LINK = CONFIG_ROOT + "/metrics"  # leads to the folder of the textfile collector, see agent/metrics.py
+DRIFT_UNITS = ("kernelswap-drift.service", "kernelswap-drift.timer")
 RUN_ROOT = "/run/kernelswap"  # what a reboot may forget
 KEY_PATH = CONFIG_ROOT + "/key"  # 32 random bytes as hex; keys the digest of secrets, see render.py
 ENGINE_MODULE = "sglang.launch_server"
@@ -423,7 +425,8 @@ class HostState:
 
     agent: SHA-256 of the agent's file. key: see KEY_PATH; empty if none. users: names of the users asked about that
     exist. recover_enabled: instances whose recover unit is enabled. servers: SGLang processes outside our units.
-    gpu_error: why the GPUs could not be read.
+    gpu_error: why the GPUs could not be read. metrics: the folder that metrics are written to, "" if none is.
+    drift_units: SHA-256 of the units that look for drift; "" where they are missing or not enabled.
     """
 
     agent: str
@@ -435,6 +438,35 @@ class HostState:
     servers: Tuple[Server, ...] = ()
     gpus: Tuple[Gpu, ...] = ()
     gpu_error: str = ""
+    metrics: str = ""
+    drift_units: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something on a host that is not as it should be, without secrets.
+
+    kind: see docs/reference.md, `status --drift`. where: a file, unit, process or container. instance: "" is the whole
+    host. detail: what differs from host to host, such as a process id. unknown: it could not be told; `found` says why.
+    """
+
+    kind: str
+    where: str
+    expected: str
+    found: str
+    todo: str
+    instance: str = ""
+    detail: str = ""
+    unknown: bool = False
+
+
+@dataclass(frozen=True)
+class HostDrift:
+    """What a host sees of itself, read in one remote command. looked: where it looked for other ways to a server."""
+
+    state: HostState
+    findings: Tuple[Finding, ...] = ()
+    looked: Tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

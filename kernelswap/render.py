@@ -16,17 +16,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jinja2.exceptions import TemplateError
 
 from kernelswap import flags as spelling
+from kernelswap import seal
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.protocol import AGENT_PATH, CONFIG_ROOT, DIRTY, ENGINE_MODULE, Plan, encode, gpu_indices, unit_name
+from kernelswap.seal import SECRETS_FILE, UNNAMED
 from kernelswap.spec import ServerSpec
 
 LOGGING_FILE = "logging.json"
 PLAN_FILE = "plan.json"
-SECRETS_FILE = "secrets.yaml"
 UNIT_TEMPLATE = "sglang.service.j2"
-
-# Stands for the release's name while its digest is computed, and in a preview that does not know the secrets.
-UNNAMED = "RELEASE"
 MAX_UNIT_LINE = 1024 * 1024 - 1  # systemd's own limit
 
 
@@ -109,13 +107,8 @@ def render(spec: ServerSpec, secrets: Mapping[str, str], key: str, templates: Pa
         raise ValueError(f"secrets of {spec.instance}: {sorted(secrets)} given, {sorted(spec.secrets)} declared")
     if secrets and not key:
         raise ValueError(f"secrets of {spec.instance}: the digest needs the host's key")
-    sealed = json.dumps(dict(secrets), sort_keys=True)
-    content = {
-        **_texts(spec, UNNAMED, templates),
-        SECRETS_FILE: hmac.new(key.encode(), sealed.encode(), hashlib.sha256).hexdigest() if secrets else "",
-    }
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    release = _release(spec, f"{spec.profile}-{digest[:12]}", templates)
+    digest = seal.digest(_texts(spec, UNNAMED, templates), secrets, key)
+    release = _release(spec, f"{spec.profile}-{digest}", templates)
     return Release(release.name, release.plan, release.files, Hidden(_secrets_text(secrets)) if secrets else None)
 
 

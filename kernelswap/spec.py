@@ -164,11 +164,14 @@ _SERVER_KEYS = {"flags", "environment", "engine", "requires", "expose", "verify"
 
 
 def _misplaced(data: Mapping[str, Any], where: str) -> Iterator[Fault]:
-    """Keys next to a host that would be ignored."""
+    """Keys next to a host that would be ignored, or that are wrong."""
     for key in data:
         if key == "verify" and isinstance(data[key], str):  # --verify
             continue
-        if key in _SERVER_KEYS:
+        if key == "metrics" and not (isinstance(data[key], str) and re.fullmatch(r"/[!-~]*[^/\s]", data[key])):
+            todo = "name the folder of node_exporter's textfile collector, e.g. /var/lib/prometheus/node-exporter"
+            yield Fault(f"{where}: metrics", f"{data[key]!r} is no absolute path without blanks", todo)
+        elif key in _SERVER_KEYS:
             todo = f'write "instances": {{"{DEFAULT_INSTANCE}": {{"{key}": ...}}}}'
             yield Fault(f"{where}: {key}", "belongs to an instance", todo)
         elif key in ("models", "profiles", "instance"):

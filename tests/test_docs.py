@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -54,6 +55,24 @@ def keys(model: type[BaseModel]) -> Iterator[str]:
 @pytest.mark.parametrize("key", sorted({*keys(ModelFile), *keys(ProfileFile), *keys(Rollout)}))
 def test_every_key_is_documented(key: str) -> None:
     assert f"`{key}`" in REFERENCE or f"`{key}:" in REFERENCE or f"{{{key}: " in REFERENCE
+
+
+def test_every_kind_of_drift_is_documented() -> None:
+    sources = [(ROOT / path / "config_drift.py").read_text() for path in ("kernelswap", "kernelswap/agent")]
+    kinds = set(re.findall(r"(?:Finding|blind|_unknown)\(\s*\"([a-z-]+)\"", "".join(sources)))
+    kinds |= set(re.findall(r"_add\(\"([a-z-]+)\"", (ROOT / "kernelswap/agent/start_paths.py").read_text()))
+    table = json.loads((ROOT / "kernelswap/knowledge/start_paths.json").read_text())
+    kinds |= {entry["kind"] for entry in table["files"]}
+    assert {"unit", "release", "cron", "compose"} <= kinds
+    for kind in kinds:
+        assert f"`{kind}`" in REFERENCE, kind
+
+
+def test_every_metric_is_documented() -> None:
+    names = re.findall(r"\{PREFIX\}(_[a-z_]+)\"", (ROOT / "kernelswap/agent/metrics.py").read_text())
+    assert names
+    for name in names:
+        assert f"`kernelswap{name}`" in REFERENCE
 
 
 def test_the_changelog_heads_with_the_version() -> None:

@@ -217,6 +217,14 @@ def test_trtllm_over_tiny_keeps_what_the_cpu_needs() -> None:
     )
 
 
+@pytest.mark.parametrize("folder", ["node", "/", "/a b", "/a/", 7, True, "/a\n"])
+def test_metrics_go_to_a_folder(library: Library, folder: Any) -> None:
+    data = {"model": "big", "profile": "fast"}
+    assert host_specs(library, {**data, "metrics": "/var/lib/prometheus/node-exporter"})
+    with pytest.raises(ConfigError, match=r"metrics: .* is no absolute path without blanks; name the folder"):
+        host_specs(library, {**data, "metrics": folder})
+
+
 def test_keys_next_to_a_host_that_would_be_ignored_are_faults(library: Library) -> None:
     data = {"model": "m", "profile": "p", "port": 30001, "instance": {}, "ssh_user": "ops", "user": "me"}
     with pytest.raises(ConfigError) as caught:

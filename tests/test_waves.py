@@ -1,6 +1,6 @@
 """Rollouts by the literal command on pyinfra's own simulated hosts: who is asked to swap, when, and who never.
 
-What the hosts themselves then say is for tests/lab/test_rollout.py.
+What the hosts themselves then say is for tests/lab/test_push.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from kernelswap import bundle, decide, protocol
-from kernelswap.planning import _recover_unit
+from kernelswap.planning import RECOVER_UNIT, _unit_text
 from kernelswap.profile import load_library
 from kernelswap.protocol import HostState, InstanceState, Report, Request, Running
 from kernelswap.render import Release, render
@@ -123,7 +123,7 @@ class Fleet:
             barred=(new.name,) if host.barred else (),
             rollback_target=new.name if serves == OLD else None,
         )
-        unit = decide.digest(_recover_unit(self.folder / "templates"))
+        unit = decide.digest(_unit_text(self.folder / "templates", RECOVER_UNIT))
         return HostState(bundle.build().sha256, KEY, ("sglang",), unit, ("main",), (instance,))
 
     def deploy(self, *words: str) -> Run:

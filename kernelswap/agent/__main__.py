@@ -1,6 +1,8 @@
 """The agent's command line; people need none of it.
 
 inspect JSON        print the host's state as one line of JSON
+drift JSON          print in what the host is not as it should be, as one line of JSON
+measure-drift       write that and the rest of the metrics, as the drift timer has it
 releases JSON       print its releases, and the servers that run, as one line of JSON
 evidence JSON       print what was kept of one swap as one line of JSON
 swap JSON           start or join a swap and follow it
@@ -15,7 +17,19 @@ import json
 import sys
 from typing import List, Optional
 
-from kernelswap.agent import clean, evidence, files, gpus, guard, host, inspection, releases, service, units
+from kernelswap.agent import (
+    clean,
+    evidence,
+    files,
+    gpus,
+    guard,
+    host,
+    inspection,
+    metrics,
+    releases,
+    service,
+    units,
+)
 from kernelswap.protocol import DIRTY, Request, decode, encode
 
 
@@ -31,6 +45,20 @@ def main(argv: Optional[List[str]] = None) -> int:
                 question.get("gpus", False),
             )
             print(encode(state))
+            return 0
+        if command == "drift":
+            from kernelswap.agent import config_drift  # no other word needs it
+
+            question = json.loads(words[0])
+            print(encode(config_drift.look(question["instances"], question.get("users", ()))))
+            return 0
+        if command == "measure-drift":
+            from kernelswap.agent import config_drift
+
+            names = config_drift.on_host()
+            metrics.write_drift(config_drift.look(names, ()))
+            for name in names:
+                metrics.write(host.Folders(name))
             return 0
         if command == "releases":
             question = json.loads(words[0])

@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 from dataclasses import dataclass, field
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 ID = "([0-9a-f]{64})"
 # Runtime by what it calls a container's cgroup; under cgroup v1 too, and inside a user's slice (rootless).
@@ -80,6 +80,19 @@ def ask(where: Place, timeout: float = 60) -> Dict[str, Any]:
         return dict(answer[0])
     except (ValueError, LookupError, TypeError):
         raise ContainerError(f"{where.runtime} inspect {where.id[:12]}: no answer that can be read") from None
+
+
+def all_of(runtime: str) -> List[Dict[str, Any]]:
+    """What a runtime says of each of its containers, stopped ones too. Raises ContainerError."""
+    ids = _run(runtime, "ps", "--all", "--quiet", "--no-trunc", timeout=GLANCE).split()
+    if not ids:
+        return []
+    try:
+        return [
+            dict(answer) for answer in json.loads(_run(runtime, "inspect", "--type=container", *ids, timeout=GLANCE))
+        ]
+    except (ValueError, TypeError):
+        raise ContainerError(f"{runtime} inspect: no answer that can be read") from None
 
 
 def describe(where: Place) -> str:

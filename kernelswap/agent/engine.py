@@ -19,6 +19,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping,
 from kernelswap.agent import files, host
 from kernelswap.agent.host import Folders
 from kernelswap.agent.moe_tuning import Sought
+from kernelswap.measured import Installed
 from kernelswap.protocol import Gpu, Plan, decode, encode
 
 PROBE = (pkgutil.get_data("kernelswap", "agent/engine_probe.py") or b"").decode()
@@ -62,6 +63,26 @@ for word in json.load(sys.stdin):
     except (OSError, ValueError):
         pass
 print(engine + " " + digest() if spec else "")
+"""
+
+# Its version as its files have it, in a second line: to import it takes seconds.
+VERSION = """
+import importlib.metadata, re
+version = ""
+for root in (spec.submodule_search_locations or ()) if spec else ():
+    for name in ("_version.py", "version.py", "__init__.py"):
+        try:
+            with open(os.path.join(root, name)) as file:
+                found = re.search("^__version__.*?[\\"']([^\\"']+)", file.read(), re.M)
+        except OSError:
+            continue
+        version = version or (found[1] if found else "")
+if spec and not version:
+    try:
+        version = importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print(version)
 """
 
 KEPT = 20  # answers of an instance
@@ -244,6 +265,16 @@ def _seen_of(gpus: Sequence[Gpu]) -> List[Dict[str, Any]]:
         }
         for gpu in gpus
     ]
+
+
+def installed(plan: Plan, gpus: Sequence[Gpu]) -> Installed:
+    """What a release runs on, as it is now. gpus: those that it has; what cannot be read is left empty."""
+    version = identity = ""
+    with contextlib.suppress(OSError, KeyError, subprocess.TimeoutExpired):
+        said = run(plan, ["-c", IDENTITY + VERSION], min(60.0, plan.timeouts.preflight), "[]").stdout.splitlines()
+        identity, version = [*said, "", ""][:2]
+    drivers = {gpu.driver for gpu in gpus if gpu.driver}
+    return Installed(version, identity, min(drivers, default=""), tuple(sorted(f"{g.uuid} {g.name}" for g in gpus)))
 
 
 # The answers that are kept, by the digest of all that decides them.

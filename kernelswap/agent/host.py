@@ -15,7 +15,7 @@ from typing import Callable, Dict, List, Optional, Tuple, Type, TypeVar
 from kernelswap import ledger
 from kernelswap.agent import files
 from kernelswap.agent.containers import FoundContainer
-from kernelswap.measured import KEPT
+from kernelswap.measured import INSTALLED_FILE, KEPT
 from kernelswap.protocol import (
     CONFIG_ROOT,
     STATE_ROOT,
@@ -28,10 +28,10 @@ from kernelswap.protocol import (
     gpu_indices,
     unit_name,
 )
+from kernelswap.seal import SECRETS_FILE
 
 T = TypeVar("T")
 RESERVE = 1024 * 1024  # bytes: a journal, a line of the history and the last events are a hundredth of it
-SECRETS_FILE = "secrets.yaml"
 
 
 @dataclass(frozen=True)
@@ -256,12 +256,13 @@ def measured(folders: Folders, release: Optional[str], name: str, kind: Type[T])
 
 
 def keep_measured(folders: Folders, request: Request) -> None:
-    """Keep what the next release is compared to; a quick look replaces nothing. A full disk loses it, nothing else."""
-    for name in KEPT:
+    """Keep what the next release is compared to; a quick look replaces no measurement. A full disk loses it, nothing
+    else."""
+    for name in (*KEPT, INSTALLED_FILE):
         kept = folders.measured(request.release) / name
         with contextlib.suppress(OSError):
             text = files.read(folders.evidence(request.swap) / name)
-            if text and not (request.verify == "quick" and kept.exists()):
+            if text and not (request.verify == "quick" and name in KEPT and kept.exists()):
                 files.write(kept, text)
 
 

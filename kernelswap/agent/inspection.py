@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import pwd
 from pathlib import Path
 from typing import Dict, Optional, Sequence, Tuple
@@ -11,7 +12,18 @@ from kernelswap import ledger
 from kernelswap.agent import client, files, gpus, host, occupants, processes, service, units
 from kernelswap.agent.client import Client
 from kernelswap.agent.host import Folders
-from kernelswap.protocol import AGENT_PATH, KEY_PATH, Gpu, HostState, InstanceState, Plan, Server, unit_name
+from kernelswap.protocol import (
+    AGENT_PATH,
+    DRIFT_UNITS,
+    KEY_PATH,
+    METRICS_LINK,
+    Gpu,
+    HostState,
+    InstanceState,
+    Plan,
+    Server,
+    unit_name,
+)
 
 RECOVER_UNIT = Path("/etc/systemd/system/kernelswap-recover@.service")
 GPU_LIMIT = 45.0  # seconds; with a server's health it stays below what the controller waits
@@ -31,7 +43,31 @@ def inspect(instances: Sequence[str], users: Sequence[str], health: bool, with_g
         servers=_servers(instances),
         gpus=found,
         gpu_error=error,
+        metrics=_metrics(),
+        drift_units=_drift_units(),
     )
+
+
+def _metrics() -> str:
+    """Where metrics go; one `readlink`, as every deploy asks it."""
+    try:
+        return str(Path(METRICS_LINK).readlink())
+    except OSError:
+        return ""
+
+
+def _drift_units() -> str:
+    if not Path(f"/etc/systemd/system/timers.target.wants/{DRIFT_UNITS[1]}").exists():
+        return ""
+    texts = [_read(Path("/etc/systemd/system") / name) for name in DRIFT_UNITS]
+    return hashlib.sha256("".join(texts).encode()).hexdigest()
+
+
+def _read(path: Path) -> str:
+    try:
+        return files.read(path) or ""
+    except OSError:
+        return ""
 
 
 def _instance(folders: Folders, health: bool) -> InstanceState:

@@ -13,7 +13,7 @@ from kernelswap.agent.host import Folders
 from kernelswap.agent.processes import Process
 from kernelswap.agent.redaction import redact
 from kernelswap.agent.served import served
-from kernelswap.protocol import HostReleases, LiveServer, Releases, Resolved, decode, unit_name
+from kernelswap.protocol import HostReleases, LiveServer, Plan, Releases, Resolved, decode, unit_name
 
 # What systemd (systemd.exec(5)), PAM, sudo and shells add to every process of theirs: no part of a server.
 AMBIENT = re.compile(
@@ -113,13 +113,18 @@ def _python(process: Process, environment: Mapping[str, str]) -> str:
 
 
 def _environment(values: Mapping[str, str], folders: Optional[Folders], release: str) -> Dict[str, str]:
+    own = own_environment(values, folders, inspection.read_plan(folders, release) if folders else None)
+    hidden = processes.hide_secrets([f"{name}={value}" for name, value in own.items()])
+    return dict(word.split("=", 1) for word in hidden)
+
+
+def own_environment(values: Mapping[str, str], folders: Optional[Folders], plan: Optional[Plan]) -> Dict[str, str]:
+    """The variables that are a server's own, with its secrets. plan: of the release that its unit was written for."""
     own = {name: value for name, value in values.items() if not AMBIENT.fullmatch(name)}
-    plan = inspection.read_plan(folders, release) if folders else None
     if folders and plan:
         # The guard tells the GPUs' indices of today where the release has UUIDs: the same GPUs.
         for line in files.read_lines(folders.gpu_indices):
             name, _, value = line.partition("=")
             if own.get(name) == value and name in plan.environment:
                 own[name] = plan.environment[name]
-    hidden = processes.hide_secrets([f"{name}={value}" for name, value in own.items()])
-    return dict(word.split("=", 1) for word in hidden)
+    return own

@@ -9,7 +9,7 @@ from typing import Any, List, Mapping, Optional, Sequence
 from kernelswap.agent.redaction import names_secret, redact
 from kernelswap.protocol import Resolved
 
-DRAWN = ("random_seed",)  # anew by each start that is given none
+DRAWN = ("random_seed", "nccl_port", "dist_init_addr")  # anew by each start that is given none
 # What /server_info tells besides arguments (SGLang 0.5.23: utils/common.py build_server_info, Scheduler.get_init_info).
 STATES = re.compile(
     r"internal_states|launch_command|status|version|frontend|kv_events|kv_event_sources|startup_time|max_total_num_tokens"

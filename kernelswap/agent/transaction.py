@@ -21,10 +21,12 @@ from kernelswap.agent import (
     clean,
     client,
     containers,
+    engine,
     files,
     gpus,
     host,
     kernel_log,
+    metrics,
     network,
     occupants,
     preflight,
@@ -43,7 +45,7 @@ from kernelswap.agent.redaction import redact
 from kernelswap.agent.served import differences, served
 from kernelswap.agent.server import Failed
 from kernelswap.agent.verify import accuracy, budget, drift, health, smoke, soak, throughput
-from kernelswap.measured import SMOKE_FILE, ThroughputResult
+from kernelswap.measured import INSTALLED_FILE, SMOKE_FILE, ThroughputResult
 from kernelswap.protocol import Cause, Plan, Report, Request, Resolved, StepResult, Throughput, decode, encode
 
 # What a host does to a step; a fault of ours ends the agent.
@@ -172,6 +174,7 @@ class Transaction:
             todo = "correct these and run the same command again"
             raise Failed(Cause("; ".join(findings.faults), where, todo, "preflight"))
         self._foresee(findings.resolved)
+        files.keep(self.evidence / INSTALLED_FILE, encode(engine.installed(self.plan, findings.gpus)))
         # What is staged was perhaps never synced, and the way back from here on may lead over a reboot.
         files.sync_tree(self.folders.release(release), top=self.folders.config.parent.parent)
         files.reserve(self.folders.reserve, host.RESERVE)
@@ -192,11 +195,13 @@ class Transaction:
     def _note_served(self, plan: Plan, server: Client) -> None:
         """What the running server made of its command line is what counts; a difference is worth knowing."""
         path = self.folders.resolved(plan.release)
-        with contextlib.suppress(OSError, ValueError, Unanswered):
+        foreseen: Optional[Resolved] = None
+        with contextlib.suppress(OSError, ValueError):
             foreseen = decode(Resolved, files.read(path) or "")
+        with contextlib.suppress(OSError, Unanswered):
             secrets = list(self._secrets(plan.release).values())
             found = served(server.server_info(), plan.release, secrets, foreseen)
-            if not foreseen.served:
+            if foreseen and not foreseen.served:
                 for line in differences(foreseen, found):
                     self._note(line)
             files.write(path, encode(found), mode=0o600)
@@ -571,6 +576,7 @@ class Transaction:
         done = host.report(self.folders, self.request.swap)
         if done:
             host.record(self.folders, done)
+            metrics.write(self.folders)
             return done
         rebooted = self.journal.boot != host.boot_id()
         death = "the host rebooted" if rebooted else "the agent died"
@@ -712,6 +718,7 @@ class Transaction:
         host.record(self.folders, report)
         if outcome in ("committed", "unchanged", "refused"):
             retention.prune(self.folders)
+        metrics.write(self.folders)
         self._say("result", "result", verdict.text(report))
         return report
 

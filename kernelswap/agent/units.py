@@ -9,7 +9,7 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from kernelswap.agent import files
 
@@ -26,6 +26,7 @@ class UnitStatus:
     """A unit as systemd sees it. active: active, activating, inactive, failed, ...; since: epoch seconds.
 
     main_ran: the main process has run since the boot. overrides: drop-in files of other people that change the unit.
+    stale: its files have changed since systemd read them.
     """
 
     active: str
@@ -38,6 +39,7 @@ class UnitStatus:
     since: Optional[float]
     overrides: Tuple[str, ...] = ()
     main_ran: bool = True
+    stale: bool = False
 
     @property
     def running(self) -> bool:
@@ -46,7 +48,7 @@ class UnitStatus:
 
 _PROPERTIES = (
     "ActiveState,SubState,MainPID,FragmentPath,UnitFileState,InvocationID,Result,DropInPaths,"
-    "ActiveEnterTimestampMonotonic,InactiveEnterTimestampMonotonic,ExecMainStartTimestampMonotonic"
+    "ActiveEnterTimestampMonotonic,InactiveEnterTimestampMonotonic,ExecMainStartTimestampMonotonic,NeedDaemonReload"
 )
 
 
@@ -56,14 +58,10 @@ def status(unit: str) -> UnitStatus:
 
 def statuses(names: Iterable[str]) -> Dict[str, UnitStatus]:
     """Units by name, all asked for in one command."""
-    asked = sorted(set(names))
-    # The answers stand in the order of the names, an empty line between two.
-    parts = _systemctl("show", f"--property={_PROPERTIES}", "--", *asked).split("\n\n") if asked else []
-    return {name: _parse(parts[number]) for number, name in enumerate(asked)}
+    return {name: _parse(values) for name, values in _show(names, _PROPERTIES).items()}
 
 
-def _parse(text: str) -> UnitStatus:
-    values = dict(line.partition("=")[::2] for line in text.splitlines())
+def _parse(values: Mapping[str, str]) -> UnitStatus:
     entered = "Active" if values["ActiveState"] == "active" else "Inactive"
     since = int(values[f"{entered}EnterTimestampMonotonic"] or 0)  # microseconds since the boot; 0: never
     return UnitStatus(
@@ -77,7 +75,56 @@ def _parse(text: str) -> UnitStatus:
         since=time.time() - time.monotonic() + since / 1e6 if since else None,
         overrides=tuple(path for path in values["DropInPaths"].split() if OURS not in path),
         main_ran=values["ExecMainStartTimestampMonotonic"] not in ("", "0"),
+        stale=values["NeedDaemonReload"] == "yes",
     )
+
+
+@dataclass(frozen=True)
+class Starts:
+    """Whether and by what a unit is started. by: the units that want or trigger it; those that are installed for
+    the boot or run, so that they really do."""
+
+    running: bool
+    enabled: bool
+    by: Tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.running or self.enabled or bool(self.by)
+
+    def __str__(self) -> str:
+        words = ["enabled"] * self.enabled + ["running"] * self.running
+        return ", ".join(words + [f"started by {name}" for name in self.by])
+
+
+def starts(names: Iterable[str]) -> Dict[str, Starts]:
+    """How each of these units is started. Raises UnitError."""
+    found = _show(names, "ActiveState,UnitFileState,WantedBy,RequiredBy,UpheldBy,TriggeredBy")
+    triggers = {name: values["TriggeredBy"].split() for name, values in found.items() if values.get("TriggeredBy")}
+    live = _show({trigger for by in triggers.values() for trigger in by}, "ActiveState,UnitFileState")
+    return {
+        name: Starts(
+            running=values["ActiveState"] not in ("inactive", "failed"),
+            enabled=values["UnitFileState"] in ("enabled", "enabled-runtime"),
+            by=(
+                *(unit for key in ("WantedBy", "RequiredBy", "UpheldBy") for unit in values.get(key, "").split()),
+                *(
+                    trigger
+                    for trigger in triggers.get(name, ())
+                    if live[trigger]["ActiveState"] == "active" or live[trigger]["UnitFileState"].startswith("enabled")
+                ),
+            ),
+        )
+        for name, values in found.items()
+    }
+
+
+def _show(names: Iterable[str], properties: str) -> Dict[str, Dict[str, str]]:
+    asked = sorted(set(names))
+    # The answers stand in the order of the names, an empty line between two.
+    parts = _systemctl("show", f"--property={properties}", "--", *asked).split("\n\n") if asked else []
+    return {
+        name: dict(line.partition("=")[::2] for line in parts[place].splitlines()) for place, name in enumerate(asked)
+    }
 
 
 def version() -> int:

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -33,12 +33,18 @@ class Row:
 @click.command()
 @click.argument("inventory", default=DEFAULT_INVENTORY)
 @click.option("--limit", multiple=True, metavar="HOST", help="Only these hosts or groups; may be given again.")
+@click.option("--drift", "drifted", is_flag=True, help="Say in what hosts are not as declared and as committed.")
 @click.option("--json", "as_json", is_flag=True, help="Print all that is known, as JSON.")
-def command(inventory: str, limit: tuple[str, ...], as_json: bool) -> None:
+def command(inventory: str, limit: tuple[str, ...], drifted: bool, as_json: bool) -> None:
     """Show what the hosts of INVENTORY serve. Exits with 1 if something is not as it should be.
+
+    With --drift: in what they are not as the inventory declares and as it was committed, once for all hosts that have
+    the same. Exits with 1 on drift, 2 where a host or a part of it could not be looked at, else 0.
 
     Reads only; a host that does not answer is listed with the reason.
     """
+    if drifted:
+        _drift(inventory, limit, as_json)
     try:
         seen = look(inventory, limit, health=True, gpus=True)
     except KernelswapError as error:
@@ -49,6 +55,18 @@ def command(inventory: str, limit: tuple[str, ...], as_json: bool) -> None:
     else:
         click.echo(table(HEADINGS, [row.cells for row in rows]))
     sys.exit(0 if all(row.ok for row in rows) else 1)
+
+
+def _drift(inventory: str, limit: tuple[str, ...], as_json: bool) -> NoReturn:
+    from kernelswap.cli import drift  # it takes the planner's imports, which the plain status does without
+
+    try:
+        found = drift.look(inventory, limit)
+    except KernelswapError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(2)
+    click.echo(drift.as_json(found) if as_json else drift.as_text(found))
+    sys.exit(found.exit_code)
 
 
 def rows_of(seen: Seen[HostState]) -> Iterator[Row]:

@@ -122,5 +122,6 @@ class Systemd:
                 "ActiveEnterTimestampMonotonic": 1,
                 "InactiveEnterTimestampMonotonic": 1,
                 "ExecMainStartTimestampMonotonic": 1,
+                "NeedDaemonReload": "no",
             }.items()
         )

@@ -159,7 +159,7 @@ def test_what_preflight_refuses(where: str, says: str, tmp_path: Path, monkeypat
 def test_what_a_step_saw_is_told_and_kept_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = before(tmp_path, WORLD)
     world.stage("b-2")
-    files.write(world.folders.release("b-2") / host.SECRETS_FILE, 'api-key: "s3cret"\n', mode=0o600)
+    files.write(world.folders.release("b-2") / "secrets.yaml", 'api-key: "s3cret"\n', mode=0o600)
     with world.entered(monkeypatch), monkeypatch.context() as patch:
         patch.setattr(transaction.smoke, "check", lambda *_: ("answered s3cret", {}))
         report = transaction.perform(world.folders, REQUEST)

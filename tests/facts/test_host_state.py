@@ -11,6 +11,7 @@ import pytest
 
 from kernelswap import protocol
 from kernelswap.facts import agent
+from kernelswap.facts.host_drift import CarriedHostDrift, HostDrift
 from kernelswap.facts.host_releases import CarriedHostReleases, HostReleases
 from kernelswap.facts.host_state import CarriedHostState, HostState
 
@@ -37,6 +38,14 @@ def test_a_comparison_has_a_question_of_its_own() -> None:
     assert done.stdout == 'releases {"instances": ["main"], "running": true, "gpus": false}\n'
     told = protocol.HostReleases((protocol.Releases("main", "b-2"),))
     assert HostReleases().process([protocol.encode(told)]) == told
+
+
+def test_drift_has_a_question_of_its_own() -> None:
+    script = CarriedHostDrift().command(["main"], ["sglang"]).get_raw_value()
+    done = shell(script, zipapp("import sys; print(*sys.argv[1:])"))
+    assert done.stdout == 'drift {"instances": ["main"], "users": ["sglang"]}\n'
+    told = protocol.HostDrift(STATE, (protocol.Finding("unit", "/x", "a", "b", "do"),), ("cron",))
+    assert HostDrift().process([protocol.encode(told)]) == told
 
 
 def shell(script: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

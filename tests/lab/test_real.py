@@ -141,6 +141,9 @@ def test_the_main_job(lab: Lab, hosts: list[Host], tmp_path: Path) -> None:
     status = kernelswap(lab, "status", "inventory/lab.py", "--limit", "gpu1")
     assert status.code == 0
     assert good in status.output
+    drift = kernelswap(lab, "status", "inventory/lab.py", "--limit", "gpu1", "--drift")
+    assert "gpu1: as declared and as committed" in drift.output
+    assert drift.code == 0
     history = kernelswap(lab, "history", "gpu1", "--inventory", "inventory/lab.py")
     for words in ("faster", "rolled-back", "committed", "output_tok_s", "flashinfer"):
         assert words in history.output
