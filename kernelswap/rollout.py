@@ -80,13 +80,10 @@ def _count(size: int | str, total: int) -> int:
     return size if isinstance(size, int) else max(1, total * int(size.rstrip("%")) // 100)
 
 
-def natural(name: str) -> list[str | int]:
+def natural(name: str) -> tuple[list[str | int], str]:
     """A key that sorts gpu2 before gpu10."""
-    return [int(part) if number else part for number, part in _parts(name)]
-
-
-def _parts(name: str) -> Iterator[tuple[bool, str]]:
-    return ((bool(index % 2), part) for index, part in enumerate(re.split(r"([0-9]+)", name)))
+    parts = re.split(r"([0-9]+)", name)
+    return [int(part) if index % 2 else part for index, part in enumerate(parts)], name
 
 
 def read(said: Mapping[str, Any], known: Collection[str]) -> Rollout:
