@@ -11,6 +11,7 @@ from project import MODEL, Project, main_pid, release, unused
 
 pytestmark = [pytest.mark.xdist_group("retention"), pytest.mark.exhaustive]
 
+INVENTORY = ("--inventory", "inventory/hosts.py")
 STATE, RELEASES = "/var/lib/kernelswap/main", "/etc/kernelswap/main/releases"
 
 
@@ -40,7 +41,7 @@ def test_a_host_keeps_what_its_policy_says(host: Host, tmp_path: Path) -> None:
     swaps = names(host, f"{STATE}/swaps")
     assert len(swaps) == 3
     for swap in swaps:
-        assert project.kernelswap("report", host.name, swap, "--text").code == 0
+        assert project.kernelswap("report", host.name, swap, "--text", *INVENTORY).code == 0
     assert [r["request"]["release"].split("-")[0] for r in _history(project, host)] == [
         *("p0", "p1", "p2", "p3", "p4", "crash", "p5")
     ]
@@ -60,5 +61,7 @@ def test_a_host_keeps_what_its_policy_says(host: Host, tmp_path: Path) -> None:
 
 
 def _history(project: Project, host: Host) -> list[dict[str, dict[str, str]]]:
-    reports: list[dict[str, dict[str, str]]] = json.loads(project.kernelswap("history", host.name, "--json").output)
+    reports: list[dict[str, dict[str, str]]] = json.loads(
+        project.kernelswap("history", host.name, "--json", *INVENTORY).output
+    )
     return reports
