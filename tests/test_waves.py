@@ -1,6 +1,6 @@
 """Rollouts by the literal command on pyinfra's own simulated hosts: who is asked to swap, when, and who never.
 
-What the hosts themselves then say is for tests/lab/test_rollout.py.
+What the hosts themselves then say is for tests/lab/test_push.py.
 """
 
 from __future__ import annotations
