@@ -12,7 +12,7 @@ from pyinfra import host
 from kernelswap.operations.swap import swap
 from kernelswap.planning import plan_host
 from roles.host import prepare_host
-from roles.server import stage_release
+from roles.server import stage_releases
 
 # The whole fleet is read and its plan shown here. Faults in what people wrote end the run; so do more hosts that must
 # not be swapped than the rollout allows.
@@ -21,8 +21,8 @@ plan = plan_host(host, library=Path("inventory"), templates=Path("templates"))
 if plan.setup:
     prepare_host(plan.setup, **plan.root)
 
-for step in host.loop(plan.steps):
-    stage_release(step, **plan.root)
+if plan.steps:
+    stage_releases(plan.steps, **plan.root)
 
 # Each host when its wave comes; after the stop none.
 if plan.turn:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import base64
 import io
 import json
 import subprocess
@@ -9,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kernelswap import protocol
+from kernelswap import bundle, protocol
 from kernelswap.facts import agent
 from kernelswap.facts.host_releases import CarriedHostReleases, HostReleases
 from kernelswap.facts.host_state import CarriedHostState, HostState
@@ -60,7 +59,7 @@ def zipapp(source: str) -> str:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("__main__.py", source)
-    return base64.encodebytes(buffer.getvalue()).decode()
+    return bundle.Bundle(buffer.getvalue(), "").packed
 
 
 def test_a_carried_agent_gets_the_question_and_leaves_nothing_behind() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from labhost import Host, Lab
-from project import PROFILES, Project, count_sessions, main_pid, release, sessions, traces, unused
+from project import PROFILES, Project, asking, count_sessions, main_pid, release, traces, unused
 
 pytestmark = pytest.mark.xdist_group("converge")
 
@@ -25,20 +25,27 @@ def project(tmp_path: Path, host: Host) -> Project:
 
 
 def test_the_same_command_twice_changes_nothing_and_costs_one_remote_command(project: Project, host: Host) -> None:
-    first = project.deploy("--profile", "plain", "-y")
+    count_sessions(host)
+    first, asked = asking(host, lambda: project.deploy("--profile", "plain", "-y"))
     assert first.code == 0
     assert "committed plain-" in first
-    count_sessions(host)
-    pid, before, left = main_pid(host), sessions(host), traces(host)
+    # The question, once more by an agent that comes along, the agent with its key and unit, its user, stage, swap.
+    assert asked == 6
+    pid, left = main_pid(host), traces(host)
 
-    second = project.deploy("--profile", "plain", "-y")
-    asked = sessions(host) - before - 2  # traces and this question are sessions, too
+    second, asked = asking(host, lambda: project.deploy("--profile", "plain", "-y"))
     assert second.code == 0
     assert "main: unchanged: plain-" in second
     assert "Starting operation" not in second
     assert asked == 1
     assert main_pid(host) == pid
     assert traces(host) == left
+
+    changed, asked = asking(host, lambda: project.deploy("--profile", "triton", "-y"))
+    assert "committed triton-" in changed
+    assert asked == 3  # the question, stage, swap
+    assert project.deploy("--profile", "plain", "-y").code == 0
+    pid = main_pid(host)
 
     by_data = project.deploy("--data", "profile=plain", "-y")
     declared = project.deploy("-y")
