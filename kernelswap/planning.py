@@ -26,7 +26,7 @@ from pyinfra.api.state import State
 from pyinfra.context import ctx_config, ctx_host
 
 from kernelswap import bundle, decide, rollout, root
-from kernelswap.agent.processes import hide_secrets
+from kernelswap.agent.redaction import hide_secrets
 from kernelswap.decide import Attach, Decision, Refused, Swap, Unchanged
 from kernelswap.differences import LIMITS, compare, of_plan
 from kernelswap.errors import ConfigError, Fault, KernelswapError

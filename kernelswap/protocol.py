@@ -9,6 +9,7 @@ Times are seconds since the epoch (UTC); durations are seconds; memory is MiB; t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from dataclasses import dataclass, field
 from typing import Any, Dict, Mapping, Optional, Tuple, Type, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -522,8 +523,12 @@ def _build(kind: Any, value: Any) -> Any:
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise ValueError(f"{kind.__name__}: expected an object, got {type(value).__name__}")
-        hints = get_type_hints(kind)
-        return kind(
-            **{f.name: _build(hints[f.name], value[f.name]) for f in dataclasses.fields(kind) if f.name in value}
-        )
+        return kind(**{name: _build(hint, value[name]) for name, hint in _fields(kind).items() if name in value})
     return value
+
+
+@functools.cache
+def _fields(kind: Any) -> Dict[str, Any]:
+    """The types of a dataclass's fields: to find them costs more than all else of `decode`."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}

@@ -15,12 +15,13 @@ from kernelswap import bundle, protocol, root
 from kernelswap.protocol import AGENT_PATH
 
 PYTHON = "/usr/bin/python3"
+ALONE = f"{PYTHON} -IS"  # the agent brings all that it needs: nothing of the host's is looked for
 NEEDS_PYTHON = f"[ -x {PYTHON} ] || {{ echo 'kernelswap needs {PYTHON} on the host' >&2; exit 1; }}"
 # An agent that fails here is replaced by ours, so what it has to say is not worth an alarm.
-INSTALLED = f"{NEEDS_PYTHON}; [ ! -f {AGENT_PATH} ] || {PYTHON} {AGENT_PATH} {{}} 2>/dev/null || :"
+INSTALLED = f"{NEEDS_PYTHON}; [ ! -f {AGENT_PATH} ] || {ALONE} {AGENT_PATH} {{}} 2>/dev/null || :"
 CARRIED = (
     f'{NEEDS_PYTHON}; t=$(mktemp -d) && trap \'rm -rf "$t"\' EXIT && base64 -d | gzip -d >"$t/agent.pyz" '
-    f'&& {PYTHON} "$t/agent.pyz" {{}}'
+    f'&& {ALONE} "$t/agent.pyz" {{}}'
 )
 T = TypeVar("T")
 
