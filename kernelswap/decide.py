@@ -12,7 +12,7 @@ from kernelswap import ledger
 from kernelswap.goal import CONVERGE, ROLLBACK, Goal
 from kernelswap.protocol import HostState, InstanceState, Plan, Report, Request, Running, Server
 from kernelswap.render import SECRETS_FILE, Release
-from kernelswap.spec import ServerSpec, needs_pins
+from kernelswap.servers import ServerSpec, needs_pins
 
 
 @dataclass(frozen=True)

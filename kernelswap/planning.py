@@ -35,11 +35,10 @@ from kernelswap.fleet import PATIENCE, instances_of
 from kernelswap.goal import ROLLBACK, Goal, goal_of
 from kernelswap.operations.swap import Turn
 from kernelswap.operations.turns import Turns
-from kernelswap.profile import load_library, nearest
 from kernelswap.protocol import AGENT_PATH, STATE_ROOT, HostState, InstanceState
 from kernelswap.render import PLAN_FILE, Hidden, Release, render, resolve_secrets
 from kernelswap.rollout import Move, Rollout
-from kernelswap.spec import ALWAYS, ServerSpec, host_specs, needs_pins, pin
+from kernelswap.servers import ALWAYS, ServerSpec, needs_pins, pin
 
 RECOVER_UNIT = "kernelswap-recover@.service"
 
@@ -266,6 +265,10 @@ def _goal(host: Host) -> Goal:
 @cache
 def _wanted(inventory: Inventory, library: Path, profile: str | None) -> dict[str, tuple[Wanted, ...]]:
     """Every host's servers. Raises ConfigError with the faults of all of them, so that people see them at once."""
+    # pydantic takes longer to load than all else of ours, and a way back does without models and profiles.
+    from kernelswap.profile import load_library, nearest
+    from kernelswap.spec import host_specs
+
     models_and_profiles = load_library(library)
     if profile is not None and profile not in models_and_profiles.profiles:
         todo = nearest(profile, models_and_profiles.profiles)

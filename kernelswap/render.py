@@ -18,7 +18,7 @@ from jinja2.exceptions import TemplateError
 from kernelswap import flags as spelling
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.protocol import AGENT_PATH, CONFIG_ROOT, DIRTY, ENGINE_MODULE, Plan, encode, gpu_indices, unit_name
-from kernelswap.spec import ServerSpec
+from kernelswap.servers import ServerSpec
 
 LOGGING_FILE = "logging.json"
 PLAN_FILE = "plan.json"

@@ -16,7 +16,8 @@ from kernelswap import rollout
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.inventory import Host, load_inventory
 from kernelswap.profile import Library, read_library
-from kernelswap.spec import NEVER, Note, ServerSpec, host_specs, server_spec
+from kernelswap.servers import NEVER, Note, ServerSpec
+from kernelswap.spec import host_specs, server_spec
 
 
 @click.command()
