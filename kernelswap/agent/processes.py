@@ -389,6 +389,9 @@ def end(heads: Iterable[Process], deadline: float, spare: Iterable[int] = ()) ->
     requests. What its tree was once seen to hold is followed, whatever becomes its parent. Ourselves, our ancestors and
     `spare` with all below are never touched, whatever the caller says. Returns what would not end.
     """
+    heads = list(heads)
+    if not heads:
+        return []
     mine = ancestors(table(), os.getpid()) | {0, 1}
     roots = [head for head in heads if head.pid not in mine]
     tree: Dict[Tuple[int, int], _Target] = {}

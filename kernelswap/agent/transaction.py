@@ -291,9 +291,8 @@ class Transaction:
         timeout = self.plan.timeouts.stop
         ended = []
         try:
-            if units.status(self.plan.unit).running:
+            if units.stop(self.plan.unit, timeout):
                 ended.append(self.plan.unit)
-            units.stop(self.plan.unit, timeout)
             for unit in there.units:
                 if unit.name == self.plan.unit:
                     continue
@@ -359,12 +358,10 @@ class Transaction:
         return Seen(f"main pid {units.status(plan.unit).main_pid}")
 
     def _ready(self) -> Seen:
-        new = self._client(self.plan)
-        seen = Seen(server.wait_ready(self.plan, new, self.started, self._tell("ready")))
-        self._note_served(self.plan, new)
-        return seen
+        return Seen(server.wait_ready(self.plan, self._client(self.plan), self.started, self._tell("ready")))
 
     def _smoke(self) -> Seen:
+        self._note_served(self.plan, self._client(self.plan))
         known = smoke.known(self.folders, self._compared_to())
         with self._dead_server_speaks():
             seen, numbers = smoke.check(self.plan, self._client(self.plan), self._since(), known)

@@ -92,16 +92,17 @@ def start(unit: str, timeout: float) -> None:
     _systemctl("start", "--", unit, timeout=timeout)
 
 
-def stop(unit: str, timeout: float) -> None:
-    """Stop a unit if it runs; what has not ended in time is killed, the whole of its cgroup. Raises UnitError."""
+def stop(unit: str, timeout: float) -> bool:
+    """Stop a unit; what has not ended in time is killed, the whole of its cgroup. Whether it ran. Raises UnitError."""
     if not status(unit).running:
-        return
+        return False
     try:
         _systemctl("stop", "--", unit, timeout=timeout)
     except UnitError:
         with contextlib.suppress(UnitError):
             _systemctl("kill", "--signal=KILL", "--", unit)
         _systemctl("stop", "--", unit, timeout=30)
+    return True
 
 
 def reload() -> None:
