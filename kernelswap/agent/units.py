@@ -92,17 +92,24 @@ def start(unit: str, timeout: float) -> None:
     _systemctl("start", "--", unit, timeout=timeout)
 
 
-def stop(unit: str, timeout: float) -> bool:
-    """Stop a unit; what has not ended in time is killed, the whole of its cgroup. Whether it ran. Raises UnitError."""
+def ask_to_stop(unit: str) -> bool:
+    """Let a unit begin to stop; whether it ran. Raises UnitError."""
+    running = status(unit).running
+    if running:
+        _systemctl("stop", "--no-block", "--", unit)
+    return running
+
+
+def stop(unit: str, timeout: float) -> None:
+    """Stop a unit if it runs; what has not ended in time is killed, the whole of its cgroup. Raises UnitError."""
     if not status(unit).running:
-        return False
+        return
     try:
         _systemctl("stop", "--", unit, timeout=timeout)
     except UnitError:
         with contextlib.suppress(UnitError):
             _systemctl("kill", "--signal=KILL", "--", unit)
         _systemctl("stop", "--", unit, timeout=30)
-    return True
 
 
 def reload() -> None:
@@ -149,12 +156,11 @@ def unmask(unit: str) -> bool:
     return masked
 
 
-def activate_candidate(unit_file: Path, settings: Path, text: str) -> None:
-    """Put a candidate's unit where a reboot forgets it, never restarted by systemd."""
+def write_candidate(unit_file: Path, settings: Path, text: str) -> None:
+    """Put a candidate's unit where a reboot forgets it, never restarted by systemd, and read at its next reload."""
     # Named to come last, after whatever an administrator laid over the unit.
     files.write(settings / "zz-candidate.conf", "[Service]\nRestart=no\n")
     files.write(unit_file, text)
-    reload()
 
 
 def drop_candidate(unit_file: Path, settings: Path) -> None:
