@@ -250,7 +250,7 @@ def _before(spec: ServerSpec) -> Iterator[str]:
         # After a boot nothing may have made /dev/nvidia-uvm yet, and the service itself has no right to.
         yield "+-/usr/bin/nvidia-modprobe -u -c 0"
     # As root, so in none of the unit's environment: what PYTHONPATH or PATH name there may be anybody's to write.
-    guard = f"/usr/bin/python3 -I {AGENT_PATH} guard {spec.instance}"
+    guard = f"/usr/bin/python3 -IS {AGENT_PATH} guard {spec.instance}"
     # A guard that cannot even run (no agent, a broken Python) keeps no server down.
     shell = f"/bin/sh -c '{guard}; [ $$? -ne {DIRTY} ]'"
     yield f"+/usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin {shell}"
