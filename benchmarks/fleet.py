@@ -81,7 +81,7 @@ def measure_fleet(sizes: Sequence[int], repeat: int) -> None:
     with own_lab("bench") as lab, tempfile.TemporaryDirectory() as folder:
         for size in sizes:
             place = Path(folder, str(size))
-            place.mkdir()
+            (place / "project").mkdir(parents=True)
             hosts = lab.up(size)[:size]
             project = Project(place / "project", [(host, {}) for host in hosts]).write()
             project.model(PATIENT)

@@ -73,6 +73,7 @@ def measure_downtime(pairs: int) -> None:
 
 def project(folder: Path, host: Host) -> Project:
     """The lab's model, verified shortly and exposed as early as can be; two profiles that differ in a flag."""
+    folder.mkdir()
     made = Project(folder, [(host, {"profile": PROFILES[0]})]).write()
     tiny = (measure.ROOT / "inventory/models/tiny.yaml").read_text()
     lines = [line for line in tiny.splitlines() if not line.startswith("  throughput:")]

@@ -39,13 +39,13 @@ def keep(archive: Path, bytecode: Path) -> int:
 def _compile(archive: Path, folder: Path, new: Path) -> None:
     with zipfile.ZipFile(archive) as source:
         source.extractall(folder)
-    # Not to be compared with a source: there is none beside it.
+    # Taken without a look at the source, which stays beside it for what is read as text (probes, tracebacks).
     unchecked = PycInvalidationMode.UNCHECKED_HASH
     compileall.compile_dir(folder, quiet=2, legacy=True, ddir=str(archive), invalidation_mode=unchecked)
     with new.open("wb") as file:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as target:
             for path in sorted(folder.rglob("*")):
-                if path.is_file() and path.suffix != ".py":
+                if path.is_file():
                     target.write(path, path.relative_to(folder))
         file.flush()
         os.fsync(file.fileno())
