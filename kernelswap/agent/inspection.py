@@ -1,77 +1,94 @@
 """Answers the controller's one question: everything that a decision about this host needs.
 
-It is asked of every host in every run, and most of its time goes into loading code: what only some answers need (a
-server's health, GPUs, servers of others) is imported where it is.
+glance.py reads most of it, and where there is no more to it the controller judges that alone. What is asked more rarely
+(a swap that runs, servers of others, health, GPUs) is imported where it is needed: loading code takes the time.
 """
 
 from __future__ import annotations
 
-import contextlib
-import pwd
-from pathlib import Path
-from typing import Dict, Optional, Sequence, Tuple
+from dataclasses import replace
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 from kernelswap import ledger
-from kernelswap.agent import files, host, processes, units
+from kernelswap.agent import glance, host, units
 from kernelswap.agent.host import Folders
 from kernelswap.agent.running import running, service_name
-from kernelswap.protocol import AGENT_PATH, KEY_PATH, Gpu, HostState, InstanceState, Plan, Server, unit_name
+from kernelswap.protocol import Gpu, HostState, InstanceState, Plan, Report, Server, decode, unit_name
 
-RECOVER_UNIT = Path("/etc/systemd/system/kernelswap-recover@.service")
 GPU_LIMIT = 45.0  # seconds; with a server's health it stays below what the controller waits
 HISTORY_SHOWN = 50  # the newest reports; older ones stay in the host's file
 
 
 def inspect(instances: Sequence[str], users: Sequence[str], health: bool, with_gpus: bool) -> HostState:
     found, error = read_gpus() if with_gpus else ((), "")
-    wanted = Path("/etc/systemd/system/multi-user.target.wants")
-    places = [Folders(instance) for instance in instances]
-    states = units.statuses(name for place in places for name in (place.unit, service_name(place.instance)))
-    return HostState(
-        agent=host.digest(Path(AGENT_PATH)),
-        key=(files.read(Path(KEY_PATH)) or "").strip(),
-        users=tuple(user for user in users if _exists(user)),
-        recover_unit=host.digest(RECOVER_UNIT),
-        recover_enabled=tuple(i for i in instances if (wanted / f"kernelswap-recover@{i}.service").exists()),
-        instances=tuple(_instance(place, states, health) for place in places),
+    seen = glance.look(instances, users)
+    names = [name for instance in instances for name in (unit_name(instance), service_name(instance))]
+    state = state_of(seen, units.statuses(names))
+    at_work = {place.instance: running(place) for place in map(Folders, instances)}
+    return replace(
+        state,
+        instances=tuple(
+            replace(each, running=at_work[each.instance], health=_health(each) if health else "")
+            for each in state.instances
+        ),
         servers=_servers(instances),
         gpus=found,
         gpu_error=error,
     )
 
 
-def _instance(folders: Folders, states: Dict[str, units.UnitStatus], health: bool) -> InstanceState:
-    known_good = host.known_good(folders)
-    status = states[folders.unit]
-    plan = read_plan(folders, known_good)
-    history = host.history(folders)
-    staged = host.staged(folders)
+def glanced(seen: Mapping[str, Any]) -> HostState:
+    """The state of a host, from what `glance` printed there."""
+    texts = seen["units"].split("\n\n")[::2]  # of each instance its server's, then its agent's
+    statuses = {unit_name(name): units.parse(text, *seen["clock"]) for name, text in zip(seen["instances"], texts)}
+    return state_of(seen, statuses)
+
+
+def state_of(seen: Mapping[str, Any], statuses: Mapping[str, units.UnitStatus]) -> HostState:
+    return HostState(
+        agent=seen["agent"],
+        key=(seen["key"] or "").strip(),
+        users=tuple(seen["users"]),
+        recover_unit=seen["recover_unit"],
+        recover_enabled=tuple(seen["recover_enabled"]),
+        instances=tuple(_instance(name, each, statuses[unit_name(name)]) for name, each in seen["instances"].items()),
+    )
+
+
+def _instance(name: str, seen: Mapping[str, Any], status: units.UnitStatus) -> InstanceState:
+    known_good = seen["known_good"]
+    history = _reports(seen["history"])
     return InstanceState(
-        instance=folders.instance,
+        instance=name,
         known_good=known_good,
         unit_state=status.active if status.fragment or status.running else "absent",
         unit_since=status.since,
         main_pid=status.main_pid or None,
-        unit_intact=known_good is not None and status.enabled and host.is_intact(folders, known_good),
-        health=_health(folders, plan) if health and plan else "",
-        releases={name: _files(folders.release(name)) for name in staged},
-        plan=plan,
-        running=running(folders, states[service_name(folders.instance)]),
+        unit_intact=known_good is not None and status.enabled and seen["intact"],
+        releases={release: dict(files) for release, files in seen["releases"].items()},
+        plan=_plan(seen["plan"]),
         history=tuple(history[-HISTORY_SHOWN:]),
         barred=tuple(sorted(ledger.barred(history))),
-        rollback_target=ledger.rollback_target(history, set(staged)),
+        rollback_target=ledger.rollback_target(history, set(seen["releases"])),
     )
 
 
-def _files(folder: Path) -> Dict[str, str]:
-    """File name -> SHA-256; a secret's hash is not for telling. None of a release that was deleted meanwhile."""
-    with contextlib.suppress(FileNotFoundError):
-        return {
-            path.name: "" if path.name == "secrets.yaml" else host.digest(path)
-            for path in folder.iterdir()
-            if path.is_file()
-        }
-    return {}
+def _reports(lines: Sequence[str]) -> List[Report]:
+    """A line torn by a power cut is skipped."""
+    reports = []
+    for line in lines:
+        try:
+            reports.append(decode(Report, line))
+        except ValueError:
+            continue
+    return reports
+
+
+def _plan(text: Optional[str]) -> Optional[Plan]:
+    try:
+        return decode(Plan, text) if text else None
+    except ValueError:
+        return None
 
 
 def read_plan(folders: Folders, release: Optional[str]) -> Optional[Plan]:
@@ -82,23 +99,24 @@ def read_plan(folders: Folders, release: Optional[str]) -> Optional[Plan]:
         return None
 
 
-def _health(folders: Folders, plan: Plan) -> str:
+def _health(state: InstanceState) -> str:
     from kernelswap.agent import client
 
-    key = host.secrets(folders, plan.release).get("api-key", "")
-    status = client.Client(client.base_url(plan), plan.served_name, key).status("/health", timeout=30)
+    if state.plan is None:
+        return ""
+    key = host.secrets(Folders(state.instance), state.plan.release).get("api-key", "")
+    server = client.Client(client.base_url(state.plan), state.plan.served_name, key)
+    status = server.status("/health", timeout=30)
     return "ok" if status == 200 else f"unhealthy: /health answers {status}" if status else "unhealthy: nobody listens"
 
 
 def _servers(instances: Sequence[str]) -> Tuple[Server, ...]:
+    from kernelswap.agent import occupants, processes
+
     ours = {unit_name(instance) for instance in instances}
     table = processes.table()
-    heads = [head for head in processes.servers(table) if head.unit not in ours]
-    if not heads:
-        return ()
-    from kernelswap.agent import occupants
-
     mains = occupants.main_pids(table)
+    heads = [head for head in processes.servers(table) if head.unit not in ours]
     return tuple(processes.as_server(head, occupants.owning_unit(table, head, mains)) for head in heads)
 
 
@@ -109,11 +127,3 @@ def read_gpus() -> Tuple[Tuple[Gpu, ...], str]:
         return gpus.read(GPU_LIMIT), ""
     except gpus.GpuError as error:
         return (), str(error)
-
-
-def _exists(user: str) -> bool:
-    try:
-        pwd.getpwnam(user)
-    except KeyError:
-        return False
-    return True

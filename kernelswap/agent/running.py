@@ -13,13 +13,13 @@ def service_name(instance: str) -> str:
     return f"kernelswap-swap-{instance}.service"
 
 
-def running(folders: Folders, service: Optional[units.UnitStatus] = None) -> Optional[Running]:
-    """The swap that has not ended on this host, if any that can be told. service: its unit, if it was asked already."""
+def running(folders: Folders) -> Optional[Running]:
+    """The swap that has not ended on this host, if any that can be told."""
     try:
         journal = host.read_journal(folders)
     except host.JournalLost:
         journal = None
-    active = (service or units.status(service_name(folders.instance))).running
+    active = units.status(service_name(folders.instance)).running
     if active and (text := files.read(folders.request)):
         request = decode(Request, text)
         if journal and journal.request.swap == request.swap:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
-from kernelswap.agent import files
+from kernelswap.agent import files, glance
 
 ETC = "/etc/systemd/system"
 OURS = "/run/systemd/system.control/"  # outranks /etc, and a reboot empties it
@@ -44,12 +44,6 @@ class UnitStatus:
         return self.active in ("active", "activating", "reloading", "deactivating")
 
 
-_PROPERTIES = (
-    "ActiveState,SubState,MainPID,FragmentPath,UnitFileState,InvocationID,Result,DropInPaths,"
-    "ActiveEnterTimestampMonotonic,InactiveEnterTimestampMonotonic,ExecMainStartTimestampMonotonic"
-)
-
-
 def status(unit: str) -> UnitStatus:
     return statuses([unit])[unit]
 
@@ -58,11 +52,12 @@ def statuses(names: Iterable[str]) -> Dict[str, UnitStatus]:
     """Units by name, all asked for in one command."""
     asked = sorted(set(names))
     # The answers stand in the order of the names, an empty line between two.
-    parts = _systemctl("show", f"--property={_PROPERTIES}", "--", *asked).split("\n\n") if asked else []
-    return {name: _parse(parts[number]) for number, name in enumerate(asked)}
+    parts = _systemctl("show", f"--property={glance.PROPERTIES}", "--", *asked).split("\n\n") if asked else []
+    return {name: parse(parts[number], time.time(), time.monotonic()) for number, name in enumerate(asked)}
 
 
-def _parse(text: str) -> UnitStatus:
+def parse(text: str, now: float, uptime: float) -> UnitStatus:
+    """now: the host's time, epoch seconds; uptime: by its monotonic clock."""
     values = dict(line.partition("=")[::2] for line in text.splitlines())
     entered = "Active" if values["ActiveState"] == "active" else "Inactive"
     since = int(values[f"{entered}EnterTimestampMonotonic"] or 0)  # microseconds since the boot; 0: never
@@ -74,7 +69,7 @@ def _parse(text: str) -> UnitStatus:
         enabled=values["UnitFileState"] == "enabled",
         invocation=values["InvocationID"],
         result=values["Result"],
-        since=time.time() - time.monotonic() + since / 1e6 if since else None,
+        since=round(now - uptime + since / 1e6, 3) if since else None,
         overrides=tuple(path for path in values["DropInPaths"].split() if OURS not in path),
         main_ran=values["ExecMainStartTimestampMonotonic"] not in ("", "0"),
     )
