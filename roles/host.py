@@ -8,7 +8,7 @@ import shlex
 from pyinfra.api import deploy
 from pyinfra.operations import server
 
-from kernelswap.facts.agent import PYTHON
+from kernelswap.facts.agent import ALONE
 from kernelswap.operations.content import File, place
 from kernelswap.planning import RECOVER_UNIT, Setup
 from kernelswap.protocol import AGENT_PATH, KEY_PATH
@@ -36,6 +36,6 @@ def prepare_host(setup: Setup) -> None:
         names = [RECOVER_UNIT.replace("@", f"@{instance}") for instance in setup.recover]
         commands.append(shlex.join(["systemctl", "enable", "--quiet", "--", *names]))
     if setup.agent:
-        commands.append(f"{PYTHON} {AGENT_PATH} compile")
+        commands.append(f"{ALONE} {AGENT_PATH} compile")
     if commands:
         server.shell(name="Create the service's user, enable the recover unit", commands=[" && ".join(commands)])

@@ -16,7 +16,7 @@ from pyinfra.api.operation import operation
 from pyinfra.context import host as current_host
 
 from kernelswap import agent
-from kernelswap.facts.agent import PYTHON
+from kernelswap.facts.agent import ALONE
 from kernelswap.render import Hidden
 from kernelswap.root import Unshown
 
@@ -46,7 +46,7 @@ def place(files: Sequence[File]) -> Generator[StringCommand, None, None]:
     # What the way to root reads from standard input, see root.py, comes first.
     given: Mapping[str, Any] = current_host.current_op_global_arguments or {}
     before = given.get("_stdin") or []
-    yield StringCommand(PYTHON, "-I", "-c", QuoteString(_script()), _stdin=[*before, Unshown(packed(files))])
+    yield StringCommand(ALONE, "-c", QuoteString(_script()), _stdin=[*before, Unshown(packed(files))])
 
 
 @cache
