@@ -163,6 +163,8 @@ def _declared(
     inventory: Inventory, hosts: Sequence[Host], library: Path, goals: Mapping[str, Goal]
 ) -> tuple[Rollout, Mapping[str, tuple[Wanted, ...]]]:
     """What the inventory says of the rollout and of each host that is not only to go back. Raises ConfigError."""
+    from kernelswap import rollout_file  # see _wanted
+
     faults: list[Fault] = []
     wanted: Mapping[str, tuple[Wanted, ...]] = {}
     try:
@@ -174,7 +176,7 @@ def _declared(
     override: Mapping[str, object] = inventory.get_override_data()  # type: ignore[no-untyped-call]
     said = {"--data": override["rollout"]} if "rollout" in override else _rollouts(hosts)
     try:
-        chosen = rollout.read(said, [host.name for host in inventory])
+        chosen = rollout_file.read(said, [host.name for host in inventory])
     except ConfigError as error:
         faults += error.faults
     if faults:
@@ -265,7 +267,7 @@ def _goal(host: Host) -> Goal:
 @cache
 def _wanted(inventory: Inventory, library: Path, profile: str | None) -> dict[str, tuple[Wanted, ...]]:
     """Every host's servers. Raises ConfigError with the faults of all of them, so that people see them at once."""
-    # pydantic takes longer to load than all else of ours, and a way back does without models and profiles.
+    # pydantic takes longer to load than all else of ours: only what reads people's files imports it, when it does.
     from kernelswap.profile import load_library, nearest
     from kernelswap.spec import host_specs
 
