@@ -13,7 +13,7 @@ from kernelswap.operations.swap import swap
 from kernelswap.planning import plan_host
 from roles.host import prepare_host
 from roles.monitoring import set_up_monitoring
-from roles.server import stage_release
+from roles.server import stage_releases
 
 # The whole fleet is read and its plan shown here. Faults in what people wrote end the run; so do more hosts that must
 # not be swapped than the rollout allows.
@@ -25,8 +25,8 @@ if plan.setup:
 if plan.monitoring:
     set_up_monitoring(plan.monitoring, **plan.root)
 
-for step in host.loop(plan.steps):
-    stage_release(step, **plan.root)
+if plan.steps:
+    stage_releases(plan.steps, **plan.root)
 
 # Each host when its wave comes; after the stop none.
 if plan.turn:

@@ -1,1 +1,1 @@
-"""Measurements: each claim of speed is a ratio of two commands that ran side by side, in turn, in one run."""
+"""What Kernelswap costs, measured on hosts of the lab: `make bench`. Not part of CI, where a busy machine would lie."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import importlib.util
 import io
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
@@ -25,14 +26,16 @@ SHARED = (
     "verdict.py",
 )
 
-# Everything is imported and read before the work starts, so that replacing the file in the middle of a swap does not
-# matter.
-# A question is answered in a moment, and it is asked of every host in every run: it takes what it needs only.
+# Where the bytecode is kept, see agent/compiled.py, it goes first. What works for long imports and reads everything
+# before it starts, so that replacing the file in the middle of a swap does not matter. A question is answered in a
+# moment, and it is asked of every host in every run: it takes what it needs only.
 MAIN = """import sys
+
+sys.path.insert(0, f"{{sys.path[0].removesuffix('.pyz')}}-{digest}.{{sys.implementation.cache_tag}}.zip")
 
 from kernelswap.agent.__main__ import main
 
-if sys.argv[1:2] not in (["inspect"], ["releases"], ["drift"]):
+if sys.argv[1:2] in (["swap"], ["run"], ["recover"]):
 {imports}
 
 if __name__ == "__main__":
@@ -50,9 +53,10 @@ class Bundle:
     def __repr__(self) -> str:
         return f"Bundle({self.sha256[:12]}, {len(self.content)} bytes)"
 
-    @property
-    def base64(self) -> str:
-        return base64.encodebytes(self.content).decode()
+    @cached_property
+    def packed(self) -> str:
+        """For the way to a host: gzip in base64, a quarter as long."""
+        return base64.b64encode(gzip.compress(self.content, mtime=0)).decode()
 
 
 @cache
@@ -62,7 +66,7 @@ def build() -> Bundle:
     Stored, not deflated: another zlib would give other bytes, and two controllers would replace each other's agent.
     """
     files = dict(_files())
-    files["__main__.py"] = MAIN.format(imports=_imports(files)).encode()
+    files["__main__.py"] = MAIN.format(imports=_imports(files), digest=_digest(files)).encode()
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name in sorted(files):
@@ -71,6 +75,11 @@ def build() -> Bundle:
             archive.writestr(entry, files[name])
     content = buffer.getvalue()
     return Bundle(content, hashlib.sha256(content).hexdigest())
+
+
+def _digest(files: Mapping[str, bytes]) -> str:
+    sums = [(name, hashlib.sha256(files[name]).hexdigest()) for name in sorted(files)]
+    return hashlib.sha256(repr(sums).encode()).hexdigest()[:16]
 
 
 def _files() -> Iterator[tuple[str, bytes]]:

@@ -17,7 +17,7 @@ from kernelswap.planning import RECOVER_UNIT, lacking, monitoring_of
 from kernelswap.protocol import AGENT_PATH, CONFIG_ROOT, KEY_PATH, METRICS_LINK, Finding, HostDrift, HostState
 from kernelswap.render import PLAN_FILE, Hidden, Release, preview, render, resolve_secrets
 from kernelswap.seal import UNNAMED
-from kernelswap.spec import ServerSpec, pin
+from kernelswap.servers import ServerSpec, pin
 
 DEPLOY = "run the deploy"
 SHOWN = 300  # characters of a value

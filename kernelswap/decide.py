@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from kernelswap import ledger
-from kernelswap.agent import gpus
 from kernelswap.goal import CONVERGE, ROLLBACK, Goal
 from kernelswap.protocol import HostState, InstanceState, Plan, Report, Request, Running, Server
 from kernelswap.render import Release
 from kernelswap.seal import SECRETS_FILE
-from kernelswap.spec import ServerSpec, needs_pins
+from kernelswap.servers import ServerSpec, needs_pins
 
 
 @dataclass(frozen=True)
@@ -89,6 +88,8 @@ def unpinned(spec: ServerSpec, state: HostState) -> Refused | None:
     if state.gpu_error:
         todo = "repair the driver; UUIDs in `gpus:` need no look at it"
         return Refused(spec.instance, f"which GPUs {', '.join(spec.gpus)} are is unknown: {state.gpu_error}", todo)
+    from kernelswap.agent import gpus  # few need it, and it loads much of the agent
+
     # Whether they can be used is for the agent to say; here it is enough to know them.
     seen = [dataclasses.replace(gpu, error="" if gpu.uuid else gpu.error) for gpu in state.gpus]
     faults = [fault.rpartition(": ") for fault in gpus.faults(seen, spec.gpus)]

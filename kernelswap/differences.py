@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from kernelswap.agent.processes import hide_secrets
-from kernelswap.agent.redaction import MARK
+from kernelswap.agent.redaction import MARK, hide_secrets
 from kernelswap.agent.served import DRAWN
 from kernelswap.commandline import Words, flags_of
 from kernelswap.flags import SECRETS

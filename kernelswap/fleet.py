@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.inventory import pyinfra_inventory
 from kernelswap.protocol import Evidence, HostDrift, HostReleases, HostState
-from kernelswap.spec import DEFAULT_INSTANCE
+from kernelswap.servers import DEFAULT_INSTANCE
 
 if TYPE_CHECKING:
     from pyinfra.api.config import Config

@@ -26,7 +26,7 @@ from pyinfra.api.state import State
 from pyinfra.context import ctx_config, ctx_host
 
 from kernelswap import bundle, decide, rollout, root
-from kernelswap.agent.processes import hide_secrets
+from kernelswap.agent.redaction import hide_secrets
 from kernelswap.decide import Attach, Decision, Refused, Swap, Unchanged
 from kernelswap.differences import LIMITS, compare, of_plan
 from kernelswap.errors import ConfigError, Fault, KernelswapError
@@ -35,11 +35,10 @@ from kernelswap.fleet import PATIENCE, instances_of
 from kernelswap.goal import ROLLBACK, Goal, goal_of
 from kernelswap.operations.swap import Turn
 from kernelswap.operations.turns import Turns
-from kernelswap.profile import load_library, nearest
 from kernelswap.protocol import AGENT_PATH, DRIFT_UNITS, METRICS_LINK, STATE_ROOT, HostState, InstanceState
 from kernelswap.render import PLAN_FILE, Hidden, Release, render, resolve_secrets
 from kernelswap.rollout import Move, Rollout
-from kernelswap.spec import ALWAYS, ServerSpec, host_specs, needs_pins, pin
+from kernelswap.servers import ALWAYS, ServerSpec, needs_pins, pin
 
 RECOVER_UNIT = "kernelswap-recover@.service"
 
@@ -177,6 +176,8 @@ def _declared(
     inventory: Inventory, hosts: Sequence[Host], library: Path, goals: Mapping[str, Goal]
 ) -> tuple[Rollout, Mapping[str, tuple[Wanted, ...]]]:
     """What the inventory says of the rollout and of each host that is not only to go back. Raises ConfigError."""
+    from kernelswap import rollout_file  # see _wanted
+
     faults: list[Fault] = []
     wanted: Mapping[str, tuple[Wanted, ...]] = {}
     try:
@@ -188,7 +189,7 @@ def _declared(
     override: Mapping[str, object] = inventory.get_override_data()  # type: ignore[no-untyped-call]
     said = {"--data": override["rollout"]} if "rollout" in override else _rollouts(hosts)
     try:
-        chosen = rollout.read(said, [host.name for host in inventory])
+        chosen = rollout_file.read(said, [host.name for host in inventory])
     except ConfigError as error:
         faults += error.faults
     if faults:
@@ -278,6 +279,10 @@ def _goal(host: Host) -> Goal:
 @cache
 def _wanted(inventory: Inventory, library: Path, profile: str | None) -> dict[str, tuple[Wanted, ...]]:
     """Every host's servers. Raises ConfigError with the faults of all of them, so that people see them at once."""
+    # pydantic takes longer to load than all else of ours: only what reads people's files imports it, when it does.
+    from kernelswap.profile import load_library, nearest
+    from kernelswap.spec import host_specs
+
     models_and_profiles = load_library(library)
     if profile is not None and profile not in models_and_profiles.profiles:
         todo = nearest(profile, models_and_profiles.profiles)

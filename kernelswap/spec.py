@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kernelswap import flags as spelling
 from kernelswap import sglang
 from kernelswap.errors import ConfigError, Fault
-from kernelswap.flags import FlagValue
 from kernelswap.profile import Layer, Library, Server, ThroughputFile, VerifyFile, check, nearest
 from kernelswap.protocol import (
     Accuracy,
     Answer,
     DriftLimits,
-    Gpu,
     Requires,
     Retention,
     Smoke,
@@ -24,65 +22,9 @@ from kernelswap.protocol import (
     Timeouts,
     Verify,
 )
+from kernelswap.servers import ALWAYS, CHECK, DEFAULT_INSTANCE, NEVER, Note, Secret, ServerSpec
 from kernelswap.sglang_parser import opinions
 from kernelswap.yamlfile import Loc
-
-DEFAULT_INSTANCE = "main"
-
-
-@dataclass(frozen=True)
-class Secret:
-    """Where the controller finds a secret: exactly one of the two is set."""
-
-    env: str | None = None
-    file: str | None = None
-
-
-ALWAYS, CHECK, NEVER = "always", "check", "never"
-
-
-@dataclass(frozen=True)
-class Note:
-    """What is known of SGLang's releases about a server.
-
-    blocks: `always`; in a `check` only, where the host's own SGLang decides since its release is not declared; `never`.
-    combined: what is right in itself goes wrong together with something else.
-    """
-
-    fault: Fault
-    blocks: str
-    combined: bool = False
-
-
-@dataclass(frozen=True)
-class ServerSpec:
-    """One SGLang server of a host. gpus and gpu_count as in `protocol.Plan`."""
-
-    instance: str
-    model: str
-    profile: str
-    path: str
-    served_name: str
-    host: str
-    port: int
-    user: str
-    python: str
-    gpus: tuple[str, ...] = ()
-    gpu_count: int = 0
-    schedulers: int = 1
-    flags: Mapping[str, FlagValue] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
-    secrets: Mapping[str, Secret] = field(default_factory=dict)
-    expose: str = "verified"
-    verify: Verify = field(default_factory=Verify)
-    timeouts: Timeouts = field(default_factory=Timeouts)
-    memory_margin: int = 1024
-    disk_free: int = 1024
-    end_foreign: bool = False
-    retention: Retention = field(default_factory=Retention)
-    engine_version: str = ""
-    requires: Requires = field(default_factory=Requires)
-    notes: tuple[Note, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -286,17 +228,6 @@ def _floor_faults(server: Server, origin: _Origin) -> Iterator[Fault]:
     for at in sorted(set(run.floors) - set(run.ladder)) if run else ():
         what = f"is for {at} requests at once, which `concurrency` does not have"
         yield Fault(origin.where(("verify", "throughput", "floor")), what, "change one of them")
-
-
-def needs_pins(spec: ServerSpec) -> bool:
-    """Whether it names GPUs by index: these move when a GPU is gone, and NVML's and CUDA's orders differ."""
-    return any(name.isdigit() for name in spec.gpus)
-
-
-def pin(spec: ServerSpec, gpus: Sequence[Gpu]) -> ServerSpec:
-    """The server with its GPUs by UUID."""
-    uuids = {str(gpu.index): gpu.uuid for gpu in gpus if not gpu.parent}
-    return replace(spec, gpus=tuple(uuids[name] if name.isdigit() else name for name in spec.gpus))
 
 
 def _collisions(specs: Sequence[ServerSpec], where: str) -> Iterator[Fault]:

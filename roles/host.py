@@ -1,43 +1,41 @@
-"""What a host needs before it can swap: the service user, the agent, the host's key, the recover unit.
+"""What a host needs before it can swap: the agent, the host's key, the recover unit, the service's user.
 
 Nothing here touches a running server, and only what the fact reported missing is done.
 """
 
-from pyinfra import host
-from pyinfra.api import deploy
-from pyinfra.operations import server, systemd
+import shlex
 
-from kernelswap.operations.content import place
+from pyinfra.api import deploy
+from pyinfra.operations import server
+
+from kernelswap.facts.agent import ALONE
+from kernelswap.operations.content import File, place
 from kernelswap.planning import RECOVER_UNIT, Setup
-from kernelswap.protocol import AGENT_PATH, CONFIG_ROOT, KEY_PATH
+from kernelswap.protocol import AGENT_PATH, KEY_PATH
+
+NEW_USER = ["useradd", "--system", "--create-home", "--shell", "/usr/sbin/nologin"]
 
 
 @deploy("Prepare the host")
 def prepare_host(setup: Setup) -> None:
-    for user in host.loop(setup.users):
-        server.user(  # noqa: S604 - the user's login shell, no shell is started
-            name="Create the service user",
-            user=user,
-            system=True,
-            home=f"/var/lib/{user}",
-            ensure_home=True,
-            shell="/usr/sbin/nologin",
-        )
-    if setup.key or setup.agent:
-        folders = [CONFIG_ROOT, AGENT_PATH.rpartition("/")[0]]
-        server.shell(name="Create folders", commands=[f"install -d -m 755 {' '.join(folders)}"])
+    files = []
     if setup.key:
-        place(name="Create the host's key", path=KEY_PATH, content=setup.key, mode="600", create=True)
+        files.append(File(KEY_PATH, setup.key, mode=0o600, create=True))
     if setup.agent:
-        place(name="Install the agent", path=AGENT_PATH, content=setup.agent, mode="755")
+        files.append(File(AGENT_PATH, setup.agent, mode=0o755))
     if setup.recover_unit:
-        path = f"/etc/systemd/system/{RECOVER_UNIT}"
-        place(name="Install the recover unit", path=path, content=setup.recover_unit.encode(), mode="644")
-    for instance in host.loop(setup.recover):
-        systemd.service(
-            name="Enable the recover unit",
-            service=RECOVER_UNIT.replace("@", f"@{instance}"),
-            enabled=True,
-            running=None,
-            daemon_reload=True,
-        )
+        files.append(File(f"/etc/systemd/system/{RECOVER_UNIT}", setup.recover_unit))
+    if files:
+        place(name="Install the agent", files=files)
+
+    # Each command of server.shell is a remote command, so they are joined.
+    commands = [shlex.join([*NEW_USER, "--home-dir", f"/var/lib/{user}", user]) for user in setup.users]
+    if setup.recover_unit or setup.recover:
+        commands.append("systemctl daemon-reload")
+    if setup.recover:
+        names = [RECOVER_UNIT.replace("@", f"@{instance}") for instance in setup.recover]
+        commands.append(shlex.join(["systemctl", "enable", "--quiet", "--", *names]))
+    if setup.agent:
+        commands.append(f"{ALONE} {AGENT_PATH} compile")
+    if commands:
+        server.shell(name="Create the service's user, enable the recover unit", commands=[" && ".join(commands)])

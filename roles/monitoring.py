@@ -2,28 +2,34 @@
 
 import shlex
 
-from pyinfra import host
 from pyinfra.api import deploy
-from pyinfra.operations import server, systemd
+from pyinfra.operations import server
 
-from kernelswap.operations.content import place
+from kernelswap.operations.content import File, place
 from kernelswap.planning import Monitoring
 from kernelswap.protocol import DRIFT_UNITS, METRICS_LINK
+
+ETC = "/etc/systemd/system"
 
 
 @deploy("Set up monitoring")
 def set_up_monitoring(wanted: Monitoring) -> None:
     timer = DRIFT_UNITS[1]
+    commands = []
     if wanted.left:  # else what they said last would be scraped for ever
-        server.shell(name="Remove the old metrics", commands=[f"rm -f {shlex.quote(wanted.left)}/kernelswap-*.prom"])
-    if not wanted.folder:
-        systemd.service(name="Stop the drift timer", service=timer, running=False, enabled=False)
-        paths = [METRICS_LINK, *(f"/etc/systemd/system/{unit}" for unit in DRIFT_UNITS)]
-        server.shell(name="Write no metrics", commands=[f"rm -f {shlex.join(paths)}", "systemctl daemon-reload"])
-        return
-    target = shlex.quote(wanted.folder)
-    commands = [f"install -d -m 755 {target}", f"ln -sfn {target} {METRICS_LINK}"]
-    server.shell(name="Say where metrics go", commands=commands)
-    for name, text in host.loop(list(wanted.units.items())):
-        place(name=f"Install {name}", path=f"/etc/systemd/system/{name}", content=text.encode(), mode="644")
-    systemd.service(name="Start the drift timer", service=timer, running=True, enabled=True, daemon_reload=True)
+        commands.append(f"rm -f {shlex.quote(wanted.left)}/kernelswap-*.prom")
+    if wanted.folder:
+        place(
+            name="Install the drift timer", files=[File(f"{ETC}/{name}", text) for name, text in wanted.units.items()]
+        )
+        target = shlex.quote(wanted.folder)
+        commands += [f"install -d -m 755 {target}", f"ln -sfn {target} {METRICS_LINK}"]
+        commands += ["systemctl daemon-reload", f"systemctl enable --quiet --now {timer}"]
+    else:
+        paths = [METRICS_LINK, *(f"{ETC}/{unit}" for unit in DRIFT_UNITS)]
+        commands += [
+            f"systemctl disable --quiet --now {timer}",
+            f"rm -f {shlex.join(paths)}",
+            "systemctl daemon-reload",
+        ]
+    server.shell(name="Say where metrics go", commands=[" && ".join(commands)])

@@ -1,27 +1,22 @@
-"""Put a release on the host. It changes nothing that runs: a release is only read by the swap that makes it current."""
+"""Put releases on the host. It changes nothing that runs: a release is only read by the swap that makes it current."""
 
-import shlex
+from collections.abc import Iterable
 
-from pyinfra import host
 from pyinfra.api import deploy
-from pyinfra.operations import server
 
-from kernelswap.operations.content import place
+from kernelswap.operations.content import File, place
 from kernelswap.planning import Step
-from kernelswap.protocol import CONFIG_ROOT
+from kernelswap.render import release_folder
 
 
-@deploy("Stage the release")
-def stage_release(step: Step) -> None:
-    if not step.release:
-        return
-    instance = f"{CONFIG_ROOT}/{step.instance}"
-    folder = f"{instance}/releases/{step.release.name}"
-    folders = shlex.join([instance, f"{instance}/releases", folder])
-    server.shell(name="Create folders", commands=[f"umask 022; mkdir -p {folders}"])
-    for name in host.loop(step.stage):
-        # Whole or not at all: a half-written plan of the release that serves would leave no way back to it.
-        if name in step.release.files:
-            place(name=f"Stage {name}", path=f"{folder}/{name}", content=step.release.files[name].encode(), mode="644")
-        elif step.release.secrets:
-            place(name="Stage the secrets", path=f"{folder}/{name}", content=step.release.secrets, mode="600")
+@deploy("Stage the releases")
+def stage_releases(steps: Iterable[Step]) -> None:
+    files = []
+    for step in steps:
+        for name in step.stage if step.release else ():
+            path = f"{release_folder(step.instance, step.release.name)}/{name}"
+            if name in step.release.files:
+                files.append(File(path, step.release.files[name]))
+            elif step.release.secrets:
+                files.append(File(path, step.release.secrets, mode=0o600))
+    place(name="Stage the releases", files=files)

@@ -6,6 +6,7 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,3 +86,72 @@ def test_a_running_agent_does_not_mind_that_its_file_is_replaced(new: bytes, tmp
 
 def test_its_repr_is_short() -> None:
     assert len(repr(bundle.build())) < 60
+
+
+def test_bytecode_beside_the_agent_is_taken_if_it_is_of_this_agent_and_sound(tmp_path: Path) -> None:
+    path = tmp_path / "agent.pyz"
+    path.write_bytes(bundle.build().content)
+    old = tmp_path / "agent-0123456789abcdef.cpython-30.zip"
+    old.touch()
+    assert loaded_from(path) == path
+    done = subprocess.run([sys.executable, "-IS", path, "compile"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    (bytecode,) = set(tmp_path.iterdir()) - {path}  # the old one is gone
+    assert loaded_from(path) == bytecode
+    whole = bytecode.read_bytes()
+    bytecode.write_bytes(whole[: len(whole) // 2])  # as after a power cut
+    assert loaded_from(path) == path
+    bytecode.write_bytes(whole)
+    path.write_bytes(bundle.build().content.replace(bytecode.name[6:22].encode(), b"fedcba9876543210"))
+    assert loaded_from(path) == path
+
+
+def test_an_agent_that_cannot_keep_its_bytecode_says_so_and_runs(tmp_path: Path) -> None:
+    path = tmp_path / "agent.pyz"
+    path.write_bytes(bundle.build().content)
+    (tmp_path / bytecode_name(path)).mkdir()
+    done = subprocess.run([sys.executable, "-IS", path, "compile"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "goes without its bytecode" in done.stderr
+    assert loaded_from(path) == path
+
+
+@pytest.mark.parametrize(
+    ("module", "spared"),
+    [
+        ("inspection", {"gpus", "occupants", "client", "service", "transaction"}),
+        ("guard", {"client", "service", "transaction"}),
+    ],
+)
+def test_what_is_asked_often_loads_little(tmp_path: Path, module: str, spared: set[str]) -> None:
+    path = tmp_path / "agent.pyz"
+    path.write_bytes(bundle.build().content)
+    importing = f"__import__('kernelswap.agent.{module}') and sorted(sys.modules)"
+    loaded = set(after_start(path, [], importing))
+    assert {f"kernelswap.agent.{name}" for name in spared} & loaded == set()
+    assert "pynvml" not in loaded
+
+
+def loaded_from(path: Path) -> Path:
+    package = after_start(path, ["help"], "sys.modules['kernelswap.protocol'].__file__")
+    return Path(package.partition("/kernelswap/")[0])
+
+
+def bytecode_name(path: Path) -> str:
+    name = after_start(path, ["help"], "sys.path[0]")
+    return Path(name).name
+
+
+def after_start(path: Path, words: list[str], expression: str) -> Any:
+    """What an expression tells once the agent has done what it was asked."""
+    code = f"""if True:
+        import json, runpy, sys
+        sys.argv[1:] = {words!r}
+        try:
+            runpy.run_path({str(path)!r}, run_name="__main__")
+        except SystemExit:
+            pass
+        print(json.dumps({expression}))
+    """
+    done = subprocess.run([sys.executable, "-IS", "-c", code], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])

@@ -21,7 +21,7 @@ from kernelswap.protocol import (
     Server,
 )
 from kernelswap.render import Hidden, Release
-from kernelswap.spec import ServerSpec
+from kernelswap.servers import ServerSpec
 
 PLAN = Plan(
     instance="main",

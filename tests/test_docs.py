@@ -16,7 +16,7 @@ from kernelswap import __version__
 from kernelswap.cli import COMMANDS, main
 from kernelswap.profile import ModelFile, ProfileFile
 from kernelswap.pyinfra_options import OPTIONS
-from kernelswap.rollout import Rollout
+from kernelswap.rollout_file import RolloutFile
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -52,7 +52,7 @@ def keys(model: type[BaseModel]) -> Iterator[str]:
                 yield from keys(part)
 
 
-@pytest.mark.parametrize("key", sorted({*keys(ModelFile), *keys(ProfileFile), *keys(Rollout)}))
+@pytest.mark.parametrize("key", sorted({*keys(ModelFile), *keys(ProfileFile), *keys(RolloutFile)}))
 def test_every_key_is_documented(key: str) -> None:
     assert f"`{key}`" in REFERENCE or f"`{key}:" in REFERENCE or f"{{{key}: " in REFERENCE
 

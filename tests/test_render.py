@@ -19,7 +19,8 @@ from kernelswap.errors import ConfigError
 from kernelswap.profile import load_library
 from kernelswap.protocol import AGENT_PATH, DIRTY, Plan, Retention, Timeouts, Verify, decode
 from kernelswap.render import Hidden, Release, assignment, preview, render, resolve_secrets, word
-from kernelswap.spec import Secret, ServerSpec, server_spec
+from kernelswap.servers import Secret, ServerSpec
+from kernelswap.spec import server_spec
 
 ROOT = Path(__file__).parent.parent
 TEMPLATES = ROOT / "templates"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelswap import rollout
+from kernelswap import rollout, rollout_file
 from kernelswap.errors import ConfigError
 from kernelswap.rollout import Move, Rollout
 
@@ -27,7 +27,7 @@ def gpus(text: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("case", CASES["waves"], ids=[case["name"] for case in CASES["waves"]])
 def test_waves(case: dict[str, Any]) -> None:
-    chosen = Rollout.model_validate(case["rollout"])
+    chosen = rollout_file.read({"--data": case["rollout"]}, case["rollout"].get("canary", []))
     hosts = [f"gpu{number}" for number in range(case["hosts"], 0, -1)]
     assert chosen.cut(hosts) == tuple(gpus(wave) for wave in case["waves"])
 
@@ -48,7 +48,7 @@ def test_order_is_by_number() -> None:
 @pytest.mark.parametrize("case", CASES["faults"], ids=[case["name"] for case in CASES["faults"]])
 def test_faults(case: dict[str, Any]) -> None:
     try:
-        rollout.read(case["said"], ["gpu1", "gpu2"])
+        rollout_file.read(case["said"], ["gpu1", "gpu2"])
         lines = []
     except ConfigError as error:
         lines = str(error).splitlines()
@@ -57,7 +57,7 @@ def test_faults(case: dict[str, Any]) -> None:
 
 def test_python_data_may_have_tuples() -> None:
     said = {"host a": {"waves": (1, "20%"), "canary": ("gpu1",), "max_failed": 2, "pause": 60, "on_stop": "revert"}}
-    assert rollout.read(said, ["gpu1"]) == Rollout(
+    assert rollout_file.read(said, ["gpu1"]) == Rollout(
         canary=("gpu1",), waves=(1, "20%"), max_failed=2, pause=60, on_stop="revert"
     )
 

@@ -9,7 +9,8 @@ from kernelswap import flags
 from kernelswap.errors import ConfigError
 from kernelswap.profile import Library, load_library
 from kernelswap.protocol import Accuracy, Answer, DriftLimits, Gpu, Retention, Throughput, Timeouts
-from kernelswap.spec import Secret, host_specs, needs_pins, pin, server_spec
+from kernelswap.servers import Secret, needs_pins, pin
+from kernelswap.spec import host_specs, server_spec
 
 GOOD = Path(__file__).parent / "profiles" / "good" / "inventory"
 ROOT = Path(__file__).parent.parent

@@ -100,7 +100,7 @@ class Fleet:
     def _host(self, name: str, host: Sim | dict[str, Any], new: Release) -> tuple[str, dict[str, Any]]:
         if isinstance(host, dict):
             return name, host
-        answers: dict[str, Any] = {"agent.pyz inspect": protocol.encode(self._state(host, new))}
+        answers: dict[str, Any] = {"A glance at a host": protocol.encode(self._state(host, new))}
         for release in (new.name, OLD):
             fails = host.fails and release == new.name
             end = f"ROLLED BACK from {release} in 1.0 s\n  cause: no kernel image" if fails else f"committed {release}"

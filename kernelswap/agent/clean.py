@@ -47,6 +47,7 @@ def prove(folders: Folders, plan: Plan, deadline: float, stopped: Optional[float
     (seconds of the boot); what starts after that will not stop starting. Raises Dirty.
     """
     until = time.monotonic() + deadline
+    pause = 0.05
     held_since: Dict[str, float] = {}
     while True:
         try:
@@ -63,7 +64,8 @@ def prove(folders: Folders, plan: Plan, deadline: float, stopped: Optional[float
         if again or time.monotonic() >= until:
             todo = what_helps(present, plan, levels, kernel_log.xids())
             raise Dirty([*again, *left, *processes.zombies(table)], todo, blind=left == [unread])
-        time.sleep(0.5)
+        time.sleep(pause)
+        pause = min(0.5, 2 * pause)
     held = tuple(gpus.assigned(present, plan.gpus))
     idle.learn(folders, held)
     seen = ("no SGLang process", f"no listener on port {plan.port}", *map(_seen, held), *processes.zombies(table))

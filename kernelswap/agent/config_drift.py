@@ -25,14 +25,13 @@ from kernelswap.agent import (
     inspection,
     processes,
     releases,
-    service,
     start_paths,
     units,
 )
 from kernelswap.agent.client import Client, Unanswered
 from kernelswap.agent.host import Folders
-from kernelswap.agent.processes import hide_secrets
-from kernelswap.agent.redaction import redact
+from kernelswap.agent.redaction import hide_secrets, redact
+from kernelswap.agent.running import running
 from kernelswap.agent.served import DRAWN, served
 from kernelswap.agent.start_paths import StartPath
 from kernelswap.agent.units import UnitStatus
@@ -134,10 +133,10 @@ class Live:
 
 
 def _instance(folders: Folders, present: Sequence[Gpu], gpu_error: str) -> Iterator[Finding]:
-    running = service.running(folders)
+    swap = running(folders)
     name, release = folders.instance, host.known_good(folders)
-    if running:
-        yield swapping(name, running.request.swap, running.request.who, running.step, running.active)
+    if swap:
+        yield swapping(name, swap.request.swap, swap.request.who, swap.step, swap.active)
         return
     if release is None:
         return

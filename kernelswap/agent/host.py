@@ -15,7 +15,6 @@ from typing import Callable, Dict, List, Optional, Tuple, Type, TypeVar
 from kernelswap import ledger
 from kernelswap.agent import files
 from kernelswap.agent.containers import FoundContainer
-from kernelswap.measured import INSTALLED_FILE, KEPT
 from kernelswap.protocol import (
     CONFIG_ROOT,
     STATE_ROOT,
@@ -258,6 +257,8 @@ def measured(folders: Folders, release: Optional[str], name: str, kind: Type[T])
 def keep_measured(folders: Folders, request: Request) -> None:
     """Keep what the next release is compared to; a quick look replaces no measurement. A full disk loses it, nothing
     else."""
+    from kernelswap.measured import INSTALLED_FILE, KEPT  # not to be loaded for each question, see __main__.py
+
     for name in (*KEPT, INSTALLED_FILE):
         kept = folders.measured(request.release) / name
         with contextlib.suppress(OSError):

@@ -1,107 +1,96 @@
-"""Answers the controller's one question: everything that a decision about this host needs."""
+"""Answers the controller's one question: everything that a decision about this host needs.
+
+glance.py reads most of it, and where there is no more to it the controller judges that alone. What is asked more rarely
+(a swap that runs, servers of others, health, GPUs) is imported where it is needed: loading code takes the time.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import pwd
-from pathlib import Path
-from typing import Dict, Optional, Sequence, Tuple
+from dataclasses import replace
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 from kernelswap import ledger
-from kernelswap.agent import client, files, gpus, host, occupants, processes, service, units
-from kernelswap.agent.client import Client
+from kernelswap.agent import glance, host, units
 from kernelswap.agent.host import Folders
-from kernelswap.protocol import (
-    AGENT_PATH,
-    DRIFT_UNITS,
-    KEY_PATH,
-    METRICS_LINK,
-    Gpu,
-    HostState,
-    InstanceState,
-    Plan,
-    Server,
-    unit_name,
-)
+from kernelswap.agent.running import running, service_name
+from kernelswap.protocol import Gpu, HostState, InstanceState, Plan, Report, Server, decode, unit_name
 
-RECOVER_UNIT = Path("/etc/systemd/system/kernelswap-recover@.service")
 GPU_LIMIT = 45.0  # seconds; with a server's health it stays below what the controller waits
 HISTORY_SHOWN = 50  # the newest reports; older ones stay in the host's file
 
 
 def inspect(instances: Sequence[str], users: Sequence[str], health: bool, with_gpus: bool) -> HostState:
     found, error = read_gpus() if with_gpus else ((), "")
-    wanted = Path("/etc/systemd/system/multi-user.target.wants")
-    return HostState(
-        agent=host.digest(Path(AGENT_PATH)),
-        key=(files.read(Path(KEY_PATH)) or "").strip(),
-        users=tuple(user for user in users if _exists(user)),
-        recover_unit=host.digest(RECOVER_UNIT),
-        recover_enabled=tuple(i for i in instances if (wanted / f"kernelswap-recover@{i}.service").exists()),
-        instances=tuple(_instance(Folders(instance), health) for instance in instances),
+    seen = glance.look(instances, users)
+    names = [name for instance in instances for name in (unit_name(instance), service_name(instance))]
+    state = state_of(seen, units.statuses(names))
+    at_work = {place.instance: running(place) for place in map(Folders, instances)}
+    return replace(
+        state,
+        instances=tuple(
+            replace(each, running=at_work[each.instance], health=_health(each) if health else "")
+            for each in state.instances
+        ),
         servers=_servers(instances),
         gpus=found,
         gpu_error=error,
-        metrics=_metrics(),
-        drift_units=_drift_units(),
     )
 
 
-def _metrics() -> str:
-    """Where metrics go; one `readlink`, as every deploy asks it."""
-    try:
-        return str(Path(METRICS_LINK).readlink())
-    except OSError:
-        return ""
+def glanced(seen: Mapping[str, Any]) -> HostState:
+    """The state of a host, from what `glance` printed there."""
+    texts = seen["units"].split("\n\n")[::2]  # of each instance its server's, then its agent's
+    shown = {unit_name(name): units.values(text) for name, text in zip(seen["instances"], texts)}
+    return state_of(seen, {name: units.status_of(values, *seen["clock"]) for name, values in shown.items()})
 
 
-def _drift_units() -> str:
-    if not Path(f"/etc/systemd/system/timers.target.wants/{DRIFT_UNITS[1]}").exists():
-        return ""
-    texts = [_read(Path("/etc/systemd/system") / name) for name in DRIFT_UNITS]
-    return hashlib.sha256("".join(texts).encode()).hexdigest()
+def state_of(seen: Mapping[str, Any], statuses: Mapping[str, units.UnitStatus]) -> HostState:
+    return HostState(
+        agent=seen["agent"],
+        key=(seen["key"] or "").strip(),
+        users=tuple(seen["users"]),
+        recover_unit=seen["recover_unit"],
+        recover_enabled=tuple(seen["recover_enabled"]),
+        instances=tuple(_instance(name, each, statuses[unit_name(name)]) for name, each in seen["instances"].items()),
+        metrics=seen["metrics"],
+        drift_units=seen["drift_units"],
+    )
 
 
-def _read(path: Path) -> str:
-    try:
-        return files.read(path) or ""
-    except OSError:
-        return ""
-
-
-def _instance(folders: Folders, health: bool) -> InstanceState:
-    known_good = host.known_good(folders)
-    status = units.status(folders.unit)
-    plan = read_plan(folders, known_good)
-    history = host.history(folders)
-    staged = host.staged(folders)
+def _instance(name: str, seen: Mapping[str, Any], status: units.UnitStatus) -> InstanceState:
+    known_good = seen["known_good"]
+    history = _reports(seen["history"])
     return InstanceState(
-        instance=folders.instance,
+        instance=name,
         known_good=known_good,
         unit_state=status.active if status.fragment or status.running else "absent",
         unit_since=status.since,
         main_pid=status.main_pid or None,
-        unit_intact=known_good is not None and status.enabled and host.is_intact(folders, known_good),
-        health=_health(folders, plan) if health and plan else "",
-        releases={name: _files(folders.release(name)) for name in staged},
-        plan=plan,
-        running=service.running(folders),
+        unit_intact=known_good is not None and status.enabled and seen["intact"],
+        releases={release: dict(files) for release, files in seen["releases"].items()},
+        plan=_plan(seen["plan"]),
         history=tuple(history[-HISTORY_SHOWN:]),
         barred=tuple(sorted(ledger.barred(history))),
-        rollback_target=ledger.rollback_target(history, set(staged)),
+        rollback_target=ledger.rollback_target(history, set(seen["releases"])),
     )
 
 
-def _files(folder: Path) -> Dict[str, str]:
-    """File name -> SHA-256; a secret's hash is not for telling. None of a release that was deleted meanwhile."""
-    with contextlib.suppress(FileNotFoundError):
-        return {
-            path.name: "" if path.name == "secrets.yaml" else host.digest(path)
-            for path in folder.iterdir()
-            if path.is_file()
-        }
-    return {}
+def _reports(lines: Sequence[str]) -> List[Report]:
+    """A line torn by a power cut is skipped."""
+    reports = []
+    for line in lines:
+        try:
+            reports.append(decode(Report, line))
+        except ValueError:
+            continue
+    return reports
+
+
+def _plan(text: Optional[str]) -> Optional[Plan]:
+    try:
+        return decode(Plan, text) if text else None
+    except ValueError:
+        return None
 
 
 def read_plan(folders: Folders, release: Optional[str]) -> Optional[Plan]:
@@ -112,13 +101,20 @@ def read_plan(folders: Folders, release: Optional[str]) -> Optional[Plan]:
         return None
 
 
-def _health(folders: Folders, plan: Plan) -> str:
-    key = host.secrets(folders, plan.release).get("api-key", "")
-    status = Client(client.base_url(plan), plan.served_name, key).status("/health", timeout=30)
+def _health(state: InstanceState) -> str:
+    from kernelswap.agent import client
+
+    if state.plan is None:
+        return ""
+    key = host.secrets(Folders(state.instance), state.plan.release).get("api-key", "")
+    server = client.Client(client.base_url(state.plan), state.plan.served_name, key)
+    status = server.status("/health", timeout=30)
     return "ok" if status == 200 else f"unhealthy: /health answers {status}" if status else "unhealthy: nobody listens"
 
 
 def _servers(instances: Sequence[str]) -> Tuple[Server, ...]:
+    from kernelswap.agent import occupants, processes
+
     ours = {unit_name(instance) for instance in instances}
     table = processes.table()
     mains = occupants.main_pids(table)
@@ -127,15 +123,9 @@ def _servers(instances: Sequence[str]) -> Tuple[Server, ...]:
 
 
 def read_gpus() -> Tuple[Tuple[Gpu, ...], str]:
+    from kernelswap.agent import gpus
+
     try:
         return gpus.read(GPU_LIMIT), ""
     except gpus.GpuError as error:
         return (), str(error)
-
-
-def _exists(user: str) -> bool:
-    try:
-        pwd.getpwnam(user)
-    except KeyError:
-        return False
-    return True

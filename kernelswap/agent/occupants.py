@@ -251,6 +251,8 @@ def main_pids(table: Dict[int, Process], pids: Iterable[int] = ()) -> Dict[str, 
 def transient_units(heads: Iterable[Process]) -> Set[str]:
     """The transient units that these servers are all of: they would go on starting them (`systemd-run -p Restart=`)."""
     heads = list(heads)
+    if not heads:
+        return set()
     found = units.statuses(head.unit for head in heads if head.unit)
     mains = {unit: seen.main_pid for unit, seen in found.items() if seen.fragment.startswith(TRANSIENT)}
     table = processes.table()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Dict, Iterable, List, Optional, Set, Tuple
 
 from kernelswap.agent import containers, identity
-from kernelswap.agent.redaction import MARK, redact
+from kernelswap.agent.redaction import hide_secrets
 from kernelswap.protocol import Server
 
 PROC = Path("/proc")
@@ -382,27 +382,6 @@ def as_server(process: Process, unit: Optional[str]) -> Server:
     )
 
 
-# `--api-key`, `--ssh-password=X`, `HF_TOKEN=X`
-SECRET = re.compile(
-    r"(--)?[\w.-]*(?:api[-_]?key|token|passw(?:or)?d|passphrase|secret(?:[-_]key)?)(=.*)?", re.IGNORECASE | re.DOTALL
-)
-
-
-def hide_secrets(argv: Iterable[str]) -> List[str]:
-    """The words without the values of flags and variables that name a secret, and without what looks like one."""
-    words: List[str] = []
-    hide = False
-    for word in argv:
-        match = SECRET.fullmatch(word)
-        if hide and not word.startswith("--"):
-            word = MARK
-        elif match and match[2]:
-            word = word.partition("=")[0] + f"={MARK}"
-        hide = bool(match and match[1] and not match[2])
-        words.append(redact(word))
-    return words
-
-
 def end(heads: Iterable[Process], deadline: float, spare: Iterable[int] = ()) -> List[Process]:
     """End servers with all that is below them, what is left at the deadline (seconds) by SIGKILL.
 
@@ -410,6 +389,9 @@ def end(heads: Iterable[Process], deadline: float, spare: Iterable[int] = ()) ->
     requests. What its tree was once seen to hold is followed, whatever becomes its parent. Ourselves, our ancestors and
     `spare` with all below are never touched, whatever the caller says. Returns what would not end.
     """
+    heads = list(heads)
+    if not heads:
+        return []
     mine = ancestors(table(), os.getpid()) | {0, 1}
     roots = [head for head in heads if head.pid not in mine]
     tree: Dict[Tuple[int, int], _Target] = {}

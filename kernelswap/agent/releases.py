@@ -7,11 +7,12 @@ import re
 import shutil
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
-from kernelswap.agent import client, files, host, inspection, occupants, processes, service
+from kernelswap.agent import client, files, host, inspection, occupants, processes
 from kernelswap.agent.client import Client, Unanswered
 from kernelswap.agent.host import Folders
 from kernelswap.agent.processes import Process
-from kernelswap.agent.redaction import redact
+from kernelswap.agent.redaction import hide_secrets, redact
+from kernelswap.agent.running import running
 from kernelswap.agent.served import served
 from kernelswap.protocol import HostReleases, LiveServer, Plan, Releases, Resolved, decode, unit_name
 
@@ -24,10 +25,10 @@ AMBIENT = re.compile(
 )
 
 
-def releases(instances: Sequence[str], running: bool, gpus: bool) -> HostReleases:
+def releases(instances: Sequence[str], live: bool, gpus: bool) -> HostReleases:
     return HostReleases(
         instances=tuple(_staged(Folders(instance)) for instance in instances),
-        servers=_servers(instances) if running else (),
+        servers=_servers(instances) if live else (),
         gpus=inspection.read_gpus()[0] if gpus else (),
     )
 
@@ -90,7 +91,7 @@ def _live(table: Dict[int, Process], head: Process, unit: Optional[str], folders
 
 def _release(folders: Folders) -> str:
     """The release whose unit is in force: a swap's candidate, or the committed one."""
-    swap = service.running(folders)
+    swap = running(folders)
     if swap and folders.candidate_unit.exists():
         return swap.request.release
     return host.known_good(folders) or ""
@@ -114,7 +115,7 @@ def _python(process: Process, environment: Mapping[str, str]) -> str:
 
 def _environment(values: Mapping[str, str], folders: Optional[Folders], release: str) -> Dict[str, str]:
     own = own_environment(values, folders, inspection.read_plan(folders, release) if folders else None)
-    hidden = processes.hide_secrets([f"{name}={value}" for name, value in own.items()])
+    hidden = hide_secrets([f"{name}={value}" for name, value in own.items()])
     return dict(word.split("=", 1) for word in hidden)
 
 

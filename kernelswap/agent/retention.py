@@ -21,7 +21,7 @@ from kernelswap.protocol import Report, Request, Retention, decode, encode
 
 GONE = ".gone-"  # begins the name of a folder that is being deleted
 GRACE = 86400.0  # seconds for which what no swap has asked for is left: it may be put here right now
-UPLOAD = re.compile(r".+\.[A-Za-z0-9]{6}")  # mktemp's, see operations/content.py
+UPLOAD = re.compile(r"\..+\.new-.+")  # see put.py
 
 
 def prune(folders: Folders) -> None:

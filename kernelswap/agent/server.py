@@ -72,7 +72,11 @@ def wait_ready(plan: Plan, server: Client, started: float, tell: Callable[[str],
             told = now
         if now >= deadline:
             raise unit_failure(plan, status, f"not ready within {plan.timeouts.ready:g} s: waiting for {waiting_for}")
-        time.sleep(0.25)
+        time.sleep(0.25 if waiting_for == _nobody_listens(plan) else 0.05)  # users wait for what comes between
+
+
+def _nobody_listens(plan: Plan) -> str:
+    return f"a listener on port {plan.port}"
 
 
 def _last_message(lines: Sequence[str]) -> str:
@@ -85,6 +89,8 @@ def _last_message(lines: Sequence[str]) -> str:
 def _not_ready(plan: Plan, server: Client, started: float, patience: float) -> str:
     """What a starting server still lacks; "" if nothing. patience: seconds to wait for its token."""
     listening = processes.listeners(plan.port)
+    if not listening:
+        return _nobody_listens(plan)
     table = processes.table()  # later than the listeners, so that it holds their owners
     mine = processes.cgroup_pids(table, plan.unit)
     strangers = [pid for pid in listening if pid in table and pid not in mine]
@@ -92,8 +98,6 @@ def _not_ready(plan: Plan, server: Client, started: float, patience: float) -> s
         owner = processes.describe(table[strangers[0]])
         where = f"ss -ltnp sport = {plan.port}"
         raise Failed(Cause(f"port {plan.port} is held by {owner}", where, "stop that process", "port-in-use"))
-    if not listening:
-        return f"a listener on port {plan.port}"
     ticks = os.sysconf("SC_CLK_TCK")
     if any(pid and table[pid].started < int(started * ticks) for pid in listening if pid in table):
         return "the listener of this start"

@@ -12,30 +12,10 @@ from kernelswap import verdict
 from kernelswap.agent import events, files, host, processes, signatures, transaction, units
 from kernelswap.agent.events import Events
 from kernelswap.agent.host import Folders
+from kernelswap.agent.running import running, service_name
 from kernelswap.protocol import AGENT_PATH, Report, Request, Running, decode, encode
 
 HEARTBEAT = 30.0  # seconds of silence after which whoever follows is told that the swap still runs
-
-
-def service_name(instance: str) -> str:
-    return f"kernelswap-swap-{instance}.service"
-
-
-def running(folders: Folders) -> Optional[Running]:
-    """The swap that has not ended on this host, if any that can be told."""
-    try:
-        journal = host.read_journal(folders)
-    except host.JournalLost:
-        journal = None
-    active = units.status(service_name(folders.instance)).running
-    if active and (text := files.read(folders.request)):
-        request = decode(Request, text)
-        if journal and journal.request.swap == request.swap:
-            return Running(request, journal.started, journal.step, active=True)
-        return Running(request, folders.request.stat().st_mtime, "waiting", active=True)
-    if journal:
-        return Running(journal.request, journal.started, journal.step, active=files.is_locked(folders.lock))
-    return None
 
 
 def swap(request: Request) -> int:

@@ -18,8 +18,7 @@ from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Op
 
 from kernelswap.agent import containers, identity, knowledge, units
 from kernelswap.agent.containers import ContainerError
-from kernelswap.agent.processes import hide_secrets
-from kernelswap.agent.redaction import redact
+from kernelswap.agent.redaction import hide_secrets, redact
 
 SHOWN = 200  # characters of a line
 ROOT = Path("/")

@@ -1,7 +1,7 @@
 """The swap: its steps in order, the way back from each, and the end of a story that died in the middle.
 
-    preflight, drain, baseline | stop, clean, activate, start, ready, smoke, drift, accuracy, throughput, soak,
-    nothing touched            | open, commit; any failure: stop, clean, start the known-good, ready, smoke, open
+    preflight, drain, baseline, activate | stop, clean, start, ready, smoke, drift, accuracy, throughput, soak, open,
+    nothing touched                      | commit; any failure: stop, clean, start the known-good, ready, smoke, open
 
 Before each step the journal says which; so whoever opens it after a crash knows what may have been done. The commit
 point is the rename of the unit into /etc: before it every road leads back, after it forward.
@@ -146,9 +146,9 @@ class Transaction:
         exposed_after = {"ready": 1, "smoke": 2, "verified": len(judge)}[self.plan.expose]
         judge.insert(exposed_after, ("open", self._open))
         touch: List[Tuple[str, Step]] = [
+            ("activate", self._activate),
             ("stop", self._stop),
             ("clean", lambda: self._clean(self.plan)),
-            ("activate", self._activate),
             ("start", lambda: self._start(self.plan)),
         ]
         return [*touch, *judge, ("commit", self._commit)]
@@ -291,13 +291,22 @@ class Transaction:
         previous = None if there and not found.own else self.journal.previous
         self.journal = dataclasses.replace(self.journal, zero=there, previous=previous)
 
+    def _activate(self) -> Seen:
+        """Write down what comes to run, so that a disk which does not take it stops nothing. Until systemd is told to
+        read it, it changes nothing either."""
+        text = (self.folders.release(self.request.release) / self.plan.unit).read_text(encoding="utf-8")
+        units.write_candidate(self.folders.candidate_unit, self.folders.candidate_settings, text)
+        self.journal = dataclasses.replace(self.journal, touched=True)
+        return Seen(f"{self.request.release} under /run")
+
     def _stop(self) -> Seen:
         found, there = self.found, self.journal.zero
         timeout = self.plan.timeouts.stop
         ended = []
         try:
-            if units.status(self.plan.unit).running:
+            if units.ask_to_stop(self.plan.unit):
                 ended.append(self.plan.unit)
+            units.reload()  # to read the candidate's unit takes a while, so it is done while the server stops
             units.stop(self.plan.unit, timeout)
             for unit in there.units:
                 if unit.name == self.plan.unit:
@@ -338,16 +347,6 @@ class Transaction:
         with contextlib.suppress(OSError):
             files.append(self.evidence / name, self._redact("\n".join(lines)))
 
-    def _activate(self) -> Seen:
-        text = (self.folders.release(self.request.release) / self.plan.unit).read_text(encoding="utf-8")
-        try:
-            units.activate_candidate(self.folders.candidate_unit, self.folders.candidate_settings, text)
-        except (OSError, units.UnitError) as error:
-            raise Failed(
-                Cause(str(error), str(self.folders.candidate_unit), "see what systemd says", "activate")
-            ) from None
-        return Seen(f"{self.request.release} under /run, only this host may reach it")
-
     def _start(self, plan: Plan, back: bool = False) -> Seen:
         self.started = host.uptime()
         try:
@@ -364,12 +363,10 @@ class Transaction:
         return Seen(f"main pid {units.status(plan.unit).main_pid}")
 
     def _ready(self) -> Seen:
-        new = self._client(self.plan)
-        seen = Seen(server.wait_ready(self.plan, new, self.started, self._tell("ready")))
-        self._note_served(self.plan, new)
-        return seen
+        return Seen(server.wait_ready(self.plan, self._client(self.plan), self.started, self._tell("ready")))
 
     def _smoke(self) -> Seen:
+        self._note_served(self.plan, self._client(self.plan))
         known = smoke.known(self.folders, self._compared_to())
         with self._dead_server_speaks():
             seen, numbers = smoke.check(self.plan, self._client(self.plan), self._since(), known)
@@ -480,8 +477,10 @@ class Transaction:
 
     def _refuse(self, cause: Cause) -> Report:
         """Nothing was touched: what served, if anything did, goes on serving."""
-        if any(step.name == "baseline" for step in self.journal.steps):
+        done = {step.name for step in self.journal.steps}
+        if "baseline" in done:
             units.lift_quarantine(self.folders.unit)
+        if done & {"baseline", "activate"}:
             units.drop_candidate(self.folders.candidate_unit, self.folders.candidate_settings)
         serves = units.status(self.folders.unit).running  # after a boot it may still be starting
         return self._close("refused", serving=self.journal.previous if serves else None, cause=cause)

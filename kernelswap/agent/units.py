@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from kernelswap.agent import files
+from kernelswap.agent import files, glance
 
 ETC = "/etc/systemd/system"
 OURS = "/run/systemd/system.control/"  # outranks /etc, and a reboot empties it
@@ -46,22 +46,23 @@ class UnitStatus:
         return self.active in ("active", "activating", "reloading", "deactivating")
 
 
-_PROPERTIES = (
-    "ActiveState,SubState,MainPID,FragmentPath,UnitFileState,InvocationID,Result,DropInPaths,"
-    "ActiveEnterTimestampMonotonic,InactiveEnterTimestampMonotonic,ExecMainStartTimestampMonotonic,NeedDaemonReload"
-)
-
-
 def status(unit: str) -> UnitStatus:
     return statuses([unit])[unit]
 
 
 def statuses(names: Iterable[str]) -> Dict[str, UnitStatus]:
     """Units by name, all asked for in one command."""
-    return {name: _parse(values) for name, values in _show(names, _PROPERTIES).items()}
+    shown = _show(names, glance.PROPERTIES)
+    return {name: status_of(values, time.time(), time.monotonic()) for name, values in shown.items()}
 
 
-def _parse(values: Mapping[str, str]) -> UnitStatus:
+def values(text: str) -> Dict[str, str]:
+    """The properties of a unit as systemctl shows them, a line each."""
+    return dict(line.partition("=")[::2] for line in text.splitlines())
+
+
+def status_of(values: Mapping[str, str], now: float, uptime: float) -> UnitStatus:
+    """now: the host's time, epoch seconds; uptime: by its monotonic clock."""
     entered = "Active" if values["ActiveState"] == "active" else "Inactive"
     since = int(values[f"{entered}EnterTimestampMonotonic"] or 0)  # microseconds since the boot; 0: never
     return UnitStatus(
@@ -72,7 +73,7 @@ def _parse(values: Mapping[str, str]) -> UnitStatus:
         enabled=values["UnitFileState"] == "enabled",
         invocation=values["InvocationID"],
         result=values["Result"],
-        since=time.time() - time.monotonic() + since / 1e6 if since else None,
+        since=round(now - uptime + since / 1e6, 3) if since else None,
         overrides=tuple(path for path in values["DropInPaths"].split() if OURS not in path),
         main_ran=values["ExecMainStartTimestampMonotonic"] not in ("", "0"),
         stale=values["NeedDaemonReload"] == "yes",
@@ -122,9 +123,7 @@ def _show(names: Iterable[str], properties: str) -> Dict[str, Dict[str, str]]:
     asked = sorted(set(names))
     # The answers stand in the order of the names, an empty line between two.
     parts = _systemctl("show", f"--property={properties}", "--", *asked).split("\n\n") if asked else []
-    return {
-        name: dict(line.partition("=")[::2] for line in parts[place].splitlines()) for place, name in enumerate(asked)
-    }
+    return {name: values(part) for name, part in zip(asked, parts)}
 
 
 def version() -> int:
@@ -137,6 +136,14 @@ def start(unit: str, timeout: float) -> None:
     with contextlib.suppress(UnitError):
         _systemctl("reset-failed", "--", unit)
     _systemctl("start", "--", unit, timeout=timeout)
+
+
+def ask_to_stop(unit: str) -> bool:
+    """Let a unit begin to stop; whether it ran. Raises UnitError."""
+    running = status(unit).running
+    if running:
+        _systemctl("stop", "--no-block", "--", unit)
+    return running
 
 
 def stop(unit: str, timeout: float) -> None:
@@ -195,12 +202,11 @@ def unmask(unit: str) -> bool:
     return masked
 
 
-def activate_candidate(unit_file: Path, settings: Path, text: str) -> None:
-    """Put a candidate's unit where a reboot forgets it, never restarted by systemd."""
+def write_candidate(unit_file: Path, settings: Path, text: str) -> None:
+    """Put a candidate's unit where a reboot forgets it, never restarted by systemd, and read at its next reload."""
     # Named to come last, after whatever an administrator laid over the unit.
     files.write(settings / "zz-candidate.conf", "[Service]\nRestart=no\n")
     files.write(unit_file, text)
-    reload()
 
 
 def drop_candidate(unit_file: Path, settings: Path) -> None:

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import click
 
-from kernelswap import rollout
+from kernelswap import rollout_file
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.inventory import Host, load_inventory
 from kernelswap.profile import Library, read_library
-from kernelswap.spec import NEVER, Note, ServerSpec, host_specs, server_spec
+from kernelswap.servers import NEVER, Note, ServerSpec
+from kernelswap.spec import host_specs, server_spec
 
 
 @click.command()
@@ -70,7 +71,9 @@ def check(inventory: Path | None, root: Path) -> Found:
     except ConfigError as error:
         faults += error.faults
     pairs = _pairs(library, faults)
-    faults += rollout.faults({f"{inventory}: {h.name}": h.data.get("rollout") for h in hosts}, [h.name for h in hosts])
+    faults += rollout_file.faults(
+        {f"{inventory}: {h.name}": h.data.get("rollout") for h in hosts}, [h.name for h in hosts]
+    )
     if not library_faults:
         for host in hosts:
             try:

@@ -23,7 +23,8 @@ from kernelswap.inventory import Host, load_inventory
 from kernelswap.profile import Library, load_library, nearest
 from kernelswap.protocol import Gpu, HostReleases, LiveServer, Releases, unit_name
 from kernelswap.render import plan_of
-from kernelswap.spec import ServerSpec, host_specs, needs_pins, pin, server_spec
+from kernelswap.servers import ServerSpec, needs_pins, pin
+from kernelswap.spec import host_specs, server_spec
 
 RUNNING, KNOWN_GOOD, PREVIOUS = "running", "known-good", "previous"
 HEADINGS = {

@@ -16,7 +16,8 @@ from kernelswap.fleet import is_chosen, look_for_drift
 from kernelswap.inventory import load_inventory
 from kernelswap.profile import load_library
 from kernelswap.protocol import Finding
-from kernelswap.spec import ServerSpec, host_specs
+from kernelswap.servers import ServerSpec
+from kernelswap.spec import host_specs
 
 
 @dataclass(frozen=True)

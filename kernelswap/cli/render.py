@@ -16,7 +16,8 @@ from kernelswap.inventory import load_inventory
 from kernelswap.profile import load_library, nearest
 from kernelswap.protocol import unit_name
 from kernelswap.render import Release, preview
-from kernelswap.spec import ServerSpec, host_specs, server_spec
+from kernelswap.servers import ServerSpec
+from kernelswap.spec import host_specs, server_spec
 
 
 @click.command()

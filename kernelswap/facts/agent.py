@@ -15,12 +15,13 @@ from kernelswap import bundle, protocol, root
 from kernelswap.protocol import AGENT_PATH
 
 PYTHON = "/usr/bin/python3"
+ALONE = f"{PYTHON} -IS"  # the agent brings all that it needs: nothing of the host's is looked for
 NEEDS_PYTHON = f"[ -x {PYTHON} ] || {{ echo 'kernelswap needs {PYTHON} on the host' >&2; exit 1; }}"
 # An agent that fails here is replaced by ours, so what it has to say is not worth an alarm.
-INSTALLED = f"{NEEDS_PYTHON}; [ ! -f {AGENT_PATH} ] || {PYTHON} {AGENT_PATH} {{}} 2>/dev/null || :"
+INSTALLED = f"{NEEDS_PYTHON}; [ ! -f {AGENT_PATH} ] || {ALONE} {AGENT_PATH} {{}} 2>/dev/null || :"
 CARRIED = (
-    f'{NEEDS_PYTHON}; t=$(mktemp -d) && trap \'rm -rf "$t"\' EXIT && base64 -d >"$t/agent.pyz" '
-    f'&& {PYTHON} "$t/agent.pyz" {{}}'
+    f'{NEEDS_PYTHON}; t=$(mktemp -d) && trap \'rm -rf "$t"\' EXIT && base64 -d | gzip -d >"$t/agent.pyz" '
+    f'&& {ALONE} "$t/agent.pyz" {{}}'
 )
 T = TypeVar("T")
 
@@ -28,7 +29,7 @@ T = TypeVar("T")
 class AgentFact(FactBase[T | None], Generic[T]):
     """What the host's own agent answers; None if it has none, or one that does not answer as ours does.
 
-    With `script` CARRIED it is an agent that comes along on standard input as base64 and leaves nothing behind.
+    With `script` CARRIED it is an agent that comes along on standard input and leaves nothing behind.
     """
 
     script = INSTALLED
@@ -68,7 +69,7 @@ def _ask(host: Host, fact: type[AgentFact[T]], carried: type[AgentFact[T]], ques
     answer: T | None = host.get_fact(fact, **question, **by)
     if answer is not None or host in host.state.failed_hosts:
         return answer
-    by["_stdin"] = [*by.get("_stdin", ()), root.Unshown(bundle.build().base64)]
+    by["_stdin"] = [*by.get("_stdin", ()), root.Unshown(bundle.build().packed)]
     return host.get_fact(carried, **question, **by)
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import json
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
-from pyinfra.api.command import StringCommand
+from pyinfra.api.command import QuoteString, StringCommand
 from pyinfra.api.host import Host
 
-from kernelswap import protocol
-from kernelswap.facts.agent import CARRIED, AgentFact, ask
+from kernelswap import agent, protocol
+from kernelswap.agent import inspection
+from kernelswap.facts.agent import ALONE, CARRIED, NEEDS_PYTHON, AgentFact, ask
+
+GLANCE = "glance "
 
 
 class HostState(AgentFact[protocol.HostState]):
@@ -38,6 +45,29 @@ class CarriedHostState(HostState):
         return None if state is None else replace(state, agent="")
 
 
+class GlancedHostState(HostState):
+    """The same of a host on which nothing is under way, at a quarter of its cost; the agent's word where more is."""
+
+    def command(
+        self, instances: Iterable[str], users: Iterable[str], health: bool = False, gpus: bool = False
+    ) -> StringCommand:
+        question = {"instances": list(instances), "users": list(users), "health": health, "gpus": gpus}
+        words = [QuoteString(word) for word in (",".join(instances), ",".join(users), json.dumps(question))]
+        return StringCommand(f"{NEEDS_PYTHON}; {ALONE} -c", QuoteString(_glance()), *words, "2>/dev/null || :")
+
+    def process(self, output: Iterable[str]) -> protocol.HostState | None:
+        lines = list(output)
+        for line in lines:
+            if line.startswith(GLANCE):
+                return inspection.glanced(ast.literal_eval(line[len(GLANCE) :]))
+        return super().process(lines)
+
+
+@cache
+def _glance() -> str:
+    return Path(agent.__path__[0], "glance.py").read_text(encoding="utf-8")
+
+
 def read(
     host: Host,
     instances: Iterable[str],
@@ -51,4 +81,5 @@ def read(
     A host that could not be read is marked as failed, and pyinfra has printed why.
     """
     question = {"instances": tuple(instances), "users": tuple(users), "health": health, "gpus": gpus}
-    return ask(host, HostState, CarriedHostState, question, timeout)
+    first = HostState if health or gpus else GlancedHostState
+    return ask(host, first, CarriedHostState, question, timeout)

@@ -22,7 +22,7 @@ REQUEST = Request("20261130T023000Z-ab12", "main", "converge", "b-2", "ada@desk"
 WANTED = Throughput(8, 32, 16, 64)
 POINTS = (gates.point(8, [Run(8, 8, 0, 1.0, 256, 128, 256.0, 128.0, {}, {}, {})]),)
 KNOWN = ThroughputResult("a-1", "key", POINTS)
-STEPS = ["preflight", "drain", "stop", "clean", "activate", "start", "ready", "smoke"]
+STEPS = ["preflight", "drain", "activate", "stop", "clean", "start", "ready", "smoke"]
 STEPS += ["drift", "throughput", "soak", "open", "commit"]
 
 

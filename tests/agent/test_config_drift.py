@@ -13,7 +13,7 @@ import pytest
 from samples import plan
 
 from kernelswap import seal
-from kernelswap.agent import config_drift, files, host, processes, releases, service, units
+from kernelswap.agent import config_drift, files, host, processes, releases, units
 from kernelswap.agent.config_drift import Live, Staged, UnitFiles
 from kernelswap.agent.host import Folders
 from kernelswap.agent.start_paths import StartPath
@@ -263,7 +263,7 @@ def committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
     files.append(folders.history, encode(Report(request, "committed", 1.0, 2e9)))
     where = replace(STATUS, fragment=str(folders.committed_unit), main_pid=os.getpid())
     monkeypatch.setattr(units, "status", lambda _unit: where)
-    monkeypatch.setattr(service, "running", lambda _folders: None)
+    monkeypatch.setattr(config_drift, "running", lambda _folders: None)
     monkeypatch.setattr(processes, "listeners", lambda _port: [])
     live = Live(1, 1.0, tuple(config_drift.words_of(sound.plan)), sound.plan.environment)
     monkeypatch.setattr(config_drift, "_live", lambda *_: live)
@@ -324,10 +324,10 @@ def test_a_host_on_which_something_was_changed(committed: Folders, name: str) ->
 
 
 def test_an_instance_without_a_commit_has_no_drift_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "running", lambda _folders: None)
+    monkeypatch.setattr(config_drift, "running", lambda _folders: None)
     assert list(config_drift._instance(Folders("main", tmp_path), (), "")) == []
     request = Request("s", "main", "converge", "r", "ann")
-    monkeypatch.setattr(service, "running", lambda _folders: Running(request, 1.0, "ready", active=True))
+    monkeypatch.setattr(config_drift, "running", lambda _folders: Running(request, 1.0, "ready", active=True))
     assert kinds(list(config_drift._instance(Folders("main", tmp_path), (), ""))) == [("swap", True)]
 
 

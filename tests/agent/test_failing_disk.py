@@ -19,7 +19,7 @@ from kernelswap.protocol import Request, encode
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts file systems, so it needs root")
 
-STEPS = ("preflight", "drain", "stop", "clean", "activate", "start", "ready", "smoke", "open", "commit")
+STEPS = ("preflight", "drain", "activate", "stop", "clean", "start", "ready", "smoke", "open", "commit")
 GOOD = Scenario("over a known-good", "b-2", ("committed", "rolled-back"), known_good="a-1")
 BAD = Scenario("rolled back", "bad-2", ("rolled-back",), known_good="a-1")
 

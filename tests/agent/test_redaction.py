@@ -5,7 +5,7 @@ import time
 import pytest
 
 from kernelswap.agent import redaction
-from kernelswap.agent.redaction import redact
+from kernelswap.agent.redaction import hide_secrets, redact
 
 
 @pytest.mark.parametrize(
@@ -107,3 +107,26 @@ def test_arguments_that_hold_secrets(name: str) -> None:
 @pytest.mark.parametrize("name", ["ssl_keyfile", "max_total_tokens", "bucket_time_to_first_token", "tokenizer_path"])
 def test_arguments_that_hold_none(name: str) -> None:
     assert not redaction.names_secret(name)
+
+
+@pytest.mark.parametrize(
+    ("argv", "shown"),
+    [
+        (("--api-key", "s3cret", "--tp", "8"), ["--api-key", "[redacted]", "--tp", "8"]),
+        (("--admin-api-key=s3cret",), ["--admin-api-key=[redacted]"]),
+        (("--api_key", "s3cret"), ["--api_key", "[redacted]"]),
+        (("--tokenizer-path", "/m"), ["--tokenizer-path", "/m"]),
+        (("--skip-tokenizer-init", "x"), ["--skip-tokenizer-init", "x"]),
+        (("--hf-token", "s3cret"), ["--hf-token", "[redacted]"]),
+        (("--ssh-password", "two words"), ["--ssh-password", "[redacted]"]),
+        (("--data", "sudo_password=two words"), ["--data", "sudo_password=[redacted]"]),
+        (
+            ("env", "HF_TOKEN=s3cret", "OPENAI_API_KEY=s3cret"),
+            ["env", "HF_TOKEN=[redacted]", "OPENAI_API_KEY=[redacted]"],
+        ),
+        (("--url", "http://me:s3cret@proxy:80"), ["--url", "http://me:[redacted]@proxy:80"]),
+        (("--max-total-tokens=5", "token", "x"), ["--max-total-tokens=5", "token", "x"]),
+    ],
+)
+def test_secrets_are_hidden(argv: tuple[str, ...], shown: list[str]) -> None:
+    assert hide_secrets(argv) == shown

@@ -14,7 +14,7 @@ from test_transaction import REQUEST
 from world import Scenario, World, before
 
 from kernelswap import ledger
-from kernelswap.agent import files, host, inspection, retention, transaction
+from kernelswap.agent import files, glance, host, retention, transaction
 from kernelswap.agent.host import Folders
 from kernelswap.protocol import Report, Resolved, Retention, encode
 
@@ -114,7 +114,7 @@ def test_what_is_staged_right_now_stays(world: World) -> None:
     files.make_folder(world.folders.evidence("waits"))
     files.write(world.folders.request, encode(dataclasses.replace(REQUEST, swap="waits")))
     os.utime(world.folders.evidence("waits"), (1, 1))
-    upload, fresh = (world.folders.release("a-1") / f"secrets.yaml.{end}" for end in ("aB3dE6", "Zz3dE6"))
+    upload, fresh = (world.folders.release("a-1") / f".secrets.yaml.new-{end}" for end in ("aB3dE6_x", "Zz3dE6_x"))
     upload.write_text("half")
     fresh.write_text("half")
     os.utime(upload, (1, 1))
@@ -134,8 +134,8 @@ def test_links_are_not_followed(world: World, tmp_path: Path, monkeypatch: pytes
     shutil.rmtree(world.folders.release("a-1"))
     world.folders.release("a-1").symlink_to(outside / "a-1")
     (outside / "old.json").touch()
-    (outside / "a-1/secrets.yaml.aB3dE6").touch()
-    os.utime(outside / "a-1/secrets.yaml.aB3dE6", (1, 1))
+    (outside / "a-1/.secrets.yaml.new-aB3dE6_x").touch()
+    os.utime(outside / "a-1/.secrets.yaml.new-aB3dE6_x", (1, 1))
     for place in (world.folders.measured(""), world.folders.resolved("any").parent):
         shutil.rmtree(place, ignore_errors=True)
         place.symlink_to(outside)
@@ -147,8 +147,10 @@ def test_links_are_not_followed(world: World, tmp_path: Path, monkeypatch: pytes
 
 
 def test_who_looks_meanwhile_sees_no_release(world: World) -> None:
-    assert set(inspection._files(world.folders.release("a-1"))) == {"plan.json", world.folders.unit}
-    assert inspection._files(world.folders.release("gone-9")) == {}
+    assert set(glance.digests(str(world.folders.release("a-1")))) == {"plan.json", world.folders.unit}
+    assert glance.digests(str(world.folders.release("gone-9"))) == {}
+    world.folders.release("a-1").rename(world.folders.releases / f"{retention.GONE}a-1")
+    assert "a-1" not in str(glance.look(["main"], [], f"{world.root}/")["instances"]["main"]["releases"])
 
 
 def test_an_agent_that_dies_at_any_moment_leaves_what_the_next_one_finishes(

@@ -27,7 +27,7 @@ RUNS = units.UnitStatus("active", "running", 7, "/run/x", True, "", "success", N
 
 @pytest.mark.parametrize("rebooted", [False, True])
 @pytest.mark.parametrize("back", [False, True])
-@pytest.mark.parametrize("step", ["stop", "clean", "activate", "start", "ready", "smoke", "throughput", "open"])
+@pytest.mark.parametrize("step", ["stop", "clean", "start", "ready", "smoke", "throughput", "open"])
 def test_only_what_a_rollback_has_started_is_taken_for_the_known_good(
     step: str, back: bool, rebooted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,7 +77,7 @@ def test_the_report_after_a_death_is_whole(tmp_path: Path, monkeypatch: pytest.M
     with world.entered(monkeypatch):
         service.run("main", REQUEST.swap)
     assert [(step.name, step.ok) for step in world.reports[-1].steps] == [
-        *((name, True) for name in ("preflight", "drain", "stop", "clean", "activate", "start")),
+        *((name, True) for name in ("preflight", "drain", "activate", "stop", "clean", "start")),
         ("ready", False),
         *((f"< {name}", True) for name in ("stop", "clean", "start", "ready", "smoke", "open")),
     ]
@@ -325,3 +325,45 @@ def test_notes_outlive_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         service.run("main", REQUEST.swap)
     assert world.reports[-1].outcome == "rolled-back"
     assert world.reports[-1].notes == ("SGLang warns: an old flag",)
+
+
+def test_a_unit_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = before(tmp_path, WORLD)
+    world.stage("b-2")
+    write, asked = files.write, []
+
+    def full(path: Path, *others: Any, **more: Any) -> None:
+        if path == world.folders.candidate_unit:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, *others, **more)
+
+    def systemctl(*words: str, timeout: float = 60) -> str:
+        asked.append(words[0])
+        return world.systemd(*words, timeout=timeout)
+
+    with world.entered(monkeypatch) as patch:
+        patch.setattr(files, "write", full)
+        patch.setattr(units, "_systemctl", systemctl)
+        report = transaction.perform(world.folders, REQUEST)
+    assert (report.outcome, report.failed_step, report.serving) == ("refused", "activate", "a-1")
+    assert "stop" not in asked
+    assert not world.folders.candidate_settings.exists()
+
+
+def test_systemd_reads_the_candidate_while_the_old_server_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = before(tmp_path, WORLD)
+    world.stage("b-2")
+    asked = []
+
+    def systemctl(*words: str, timeout: float = 60) -> str:
+        asked.append(" ".join(words[:2]))
+        return world.systemd(*words, timeout=timeout)
+
+    with world.entered(monkeypatch) as patch:
+        patch.setattr(units, "_systemctl", systemctl)
+        assert transaction.perform(world.folders, REQUEST).outcome == "committed"
+    changes = [words for words in asked if not words.startswith("show")]
+    assert changes[:2] == ["stop --no-block", "daemon-reload"]
+    assert "daemon-reload" not in changes[2 : changes.index("start --")], "nobody is served meanwhile"

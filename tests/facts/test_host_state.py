@@ -1,19 +1,19 @@
 from __future__ import annotations
 
-import base64
 import io
 import json
+import shlex
 import subprocess
 import zipfile
 from collections.abc import Sequence
 
 import pytest
 
-from kernelswap import protocol
+from kernelswap import bundle, protocol
 from kernelswap.facts import agent
 from kernelswap.facts.host_drift import CarriedHostDrift, HostDrift
 from kernelswap.facts.host_releases import CarriedHostReleases, HostReleases
-from kernelswap.facts.host_state import CarriedHostState, HostState
+from kernelswap.facts.host_state import CarriedHostState, GlancedHostState, HostState
 
 STATE = protocol.HostState("sha", "key", users=("sglang",))
 
@@ -30,6 +30,39 @@ STATE = protocol.HostState("sha", "key", users=("sglang",))
 )
 def test_process(output: Sequence[str], state: protocol.HostState | None) -> None:
     assert HostState().process(output) == state
+
+
+UNIT = "MainPID=7\nResult=success\nExecMainStartTimestampMonotonic=1\nActiveState=active\nSubState=running\n\
+FragmentPath=/etc/x\nDropInPaths=\nUnitFileState=enabled\nActiveEnterTimestampMonotonic=2000000\n\
+InactiveEnterTimestampMonotonic=0\nInvocationID=\nNeedDaemonReload=no\n"
+
+
+def test_a_glance_is_judged_here() -> None:
+    instance = {"known_good": None, "intact": False, "releases": {}, "plan": None, "history": [], "journal": False}
+    seen = {"clock": (1000.0, 10.0), "agent": "sha", "key": "key\n", "users": ("sglang",), "recover_unit": ""}
+    seen |= {"metrics": "/var/lib/metrics", "drift_units": "sum"}
+    seen |= {"recover_enabled": (), "instances": {"main": instance, "other": instance}}
+    seen["units"] = "\n".join([UNIT, UNIT, UNIT.replace("=7", "=8"), UNIT])
+    state = GlancedHostState().process(["Welcome to gpu1", f"glance {seen!a}"])
+    assert state
+    assert (state.agent, state.key, state.users) == ("sha", "key", ("sglang",))
+    assert (state.metrics, state.drift_units) == ("/var/lib/metrics", "sum")
+    assert [(each.instance, each.main_pid, each.unit_since) for each in state.instances] == [
+        ("main", 7, 992.0),
+        ("other", 8, 992.0),
+    ]
+
+
+def test_the_agents_word_counts_where_there_is_more_than_a_glance_shows() -> None:
+    assert GlancedHostState().process([protocol.encode(STATE)]) == STATE
+    assert GlancedHostState().process([]) is None
+
+
+def test_what_is_asked_at_a_glance_is_quoted() -> None:
+    script = GlancedHostState().command(["main", "o'hara"], ["a b"]).get_raw_value()
+    *_, instances, users, question, errors, _, _ = shlex.split(script)
+    assert (instances, users, errors) == ("main,o'hara", "a b", "2>/dev/null")
+    assert json.loads(question)["instances"] == ["main", "o'hara"]
 
 
 def test_a_comparison_has_a_question_of_its_own() -> None:
@@ -69,7 +102,7 @@ def zipapp(source: str) -> str:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("__main__.py", source)
-    return base64.encodebytes(buffer.getvalue()).decode()
+    return bundle.Bundle(buffer.getvalue(), "").packed
 
 
 def test_a_carried_agent_gets_the_question_and_leaves_nothing_behind() -> None:

@@ -6,14 +6,15 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from labhost import ROOT, Host, Lab
 
 BIN = Path(sys.executable).parent
+T = TypeVar("T")
 
 MODEL = """
 path: /srv/models/tiny
@@ -60,6 +61,13 @@ def count_sessions(host: Host) -> None:
     """From now on sshd logs each command and file transfer that it is asked for."""
     host.run("echo LogLevel VERBOSE >/etc/ssh/sshd_config.d/sessions.conf; systemctl restart ssh")
     host.hang_up()
+
+
+def asking(host: Host, do: Callable[[], T]) -> tuple[T, int]:
+    """What is done, and how many commands and file transfers it has asked the host for."""
+    before = sessions(host)
+    done = do()
+    return done, sessions(host) - before - 1
 
 
 def sessions(host: Host) -> int:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from labhost import Host, Lab
-from project import PROFILES, Project, count_sessions, main_pid, release, sessions, traces, unused
+from project import PROFILES, Project, asking, count_sessions, main_pid, release, traces, unused
+
+from kernelswap.facts.host_state import GlancedHostState, HostState
 
 pytestmark = pytest.mark.xdist_group("converge")
 
@@ -25,20 +28,32 @@ def project(tmp_path: Path, host: Host) -> Project:
 
 
 def test_the_same_command_twice_changes_nothing_and_costs_one_remote_command(project: Project, host: Host) -> None:
-    first = project.deploy("--profile", "plain", "-y")
+    count_sessions(host)
+    first, asked = asking(host, lambda: project.deploy("--profile", "plain", "-y"))
     assert first.code == 0
     assert "committed plain-" in first
-    count_sessions(host)
-    pid, before, left = main_pid(host), sessions(host), traces(host)
+    assert asked == 5  # the question, the agent with its key and unit, its user, stage, swap
+    pid, left = main_pid(host), traces(host)
 
-    second = project.deploy("--profile", "plain", "-y")
-    asked = sessions(host) - before - 2  # traces and this question are sessions, too
+    second, asked = asking(host, lambda: project.deploy("--profile", "plain", "-y"))
     assert second.code == 0
     assert "main: unchanged: plain-" in second
     assert "Starting operation" not in second
     assert asked == 1
     assert main_pid(host) == pid
     assert traces(host) == left
+
+    question = {"instances": ["main"], "users": ["sglang"]}
+    glance = host.output(GlancedHostState().command(**question).get_raw_value())
+    seen, told = (GlancedHostState().process([text]) for text in (glance, inspected(host, question)))
+    assert glance.startswith("glance ")
+    assert seen == told, "what is seen at a glance is what the agent says"
+
+    changed, asked = asking(host, lambda: project.deploy("--profile", "triton", "-y"))
+    assert "committed triton-" in changed
+    assert asked == 3  # the question, stage, swap
+    assert project.deploy("--profile", "plain", "-y").code == 0
+    pid = main_pid(host)
 
     by_data = project.deploy("--data", "profile=plain", "-y")
     declared = project.deploy("-y")
@@ -53,6 +68,10 @@ def test_the_same_command_twice_changes_nothing_and_costs_one_remote_command(pro
     assert main_pid(host) == pid
     assert json.loads(host.output("cat /etc/kernelswap/main/known-good/plan.json"))["timeouts"]["ready"] == 61
     assert "Starting operation" not in project.deploy("-y")
+
+
+def inspected(host: Host, question: Mapping[str, Sequence[str]]) -> str:
+    return host.output(HostState().command(**question).get_raw_value())
 
 
 def test_dry_touches_nothing_and_shows_what_would_change(project: Project, host: Host) -> None:

@@ -11,7 +11,7 @@ import pytest
 from labhost import ROOT, Host
 
 from kernelswap.render import assignment, render, word
-from kernelswap.spec import ServerSpec
+from kernelswap.servers import ServerSpec
 
 ALPHABETS = [
     "abc",

@@ -6,69 +6,81 @@ from typing import Any
 
 import pytest
 from pyinfra.api.command import StringCommand
+from pyinfra.context import ctx_host
 
-from kernelswap.operations.content import place
+from kernelswap.operations.content import File, place
 from kernelswap.render import Hidden
 
 
-def commands(*args: Any, **kwargs: Any) -> list[StringCommand]:
-    return list(place._inner(*args, **kwargs))  # type: ignore[attr-defined]
+class FakeHost:
+    def __init__(self, arguments: dict[str, Any] | None = None) -> None:
+        self.current_op_global_arguments = arguments
 
 
-def run(command: StringCommand) -> subprocess.CompletedProcess[str]:
-    stdin = "".join(command.connector_arguments["_stdin"])
+def command(*files: File, host: FakeHost | None = None) -> StringCommand:
+    with ctx_host.use(host or FakeHost()):
+        (one,) = place._inner(files)  # type: ignore[attr-defined]
+    assert isinstance(one, StringCommand)
+    return one
+
+
+def run(placing: StringCommand, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    sent = "".join(placing.connector_arguments["_stdin"]) if stdin is None else stdin
     return subprocess.run(
-        ["sh", "-c", command.get_raw_value()], input=stdin, capture_output=True, text=True, check=False
+        ["sh", "-c", placing.get_raw_value()], input=sent, capture_output=True, text=True, check=False
     )
 
 
 @pytest.mark.parametrize(
     "content",
-    [Hidden("s3cret: 'ü'\n"), b"\x00\xff binary", b"", b"x" * 200_000],
-    ids=["secret", "binary", "empty", "long"],
+    [Hidden("s3cret: 'ü'\n"), "text: 'ü'\n", b"\x00\xff binary", b"", b"x" * 200_000],
+    ids=["secret", "text", "binary", "empty", "long"],
 )
 @pytest.mark.parametrize("name", ["plain", "it's a $HOME `name`"])
-def test_it_writes_exactly_the_content(tmp_path: Path, content: Hidden | bytes, name: str) -> None:
+def test_it_writes_exactly_the_content(tmp_path: Path, content: Hidden | bytes | str, name: str) -> None:
     path = tmp_path / name
-    (command,) = commands(str(path), content, mode="640")
-    done = run(command)
+    done = run(command(File(str(path), content, mode=0o640)))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert path.read_bytes() == (content.reveal().encode() if isinstance(content, Hidden) else content)
+    assert path.read_bytes() == File("", content).data
     assert path.stat().st_mode & 0o777 == 0o640
     assert [entry.name for entry in tmp_path.iterdir()] == [name]
 
 
-def test_it_replaces_the_file_and_never_changes_it_in_place(tmp_path: Path) -> None:
-    path = tmp_path / "agent"
-    path.write_text("old")
-    with path.open() as reader:
-        run(commands(str(path), b"new")[0])
-        assert reader.read() == "old"
-    assert path.read_text() == "new"
+def test_all_files_and_their_folders_in_one_command(tmp_path: Path) -> None:
+    release = tmp_path / "main" / "releases" / "b-2"
+    files = [
+        File(f"{release}/unit", "[Unit]\n"),
+        File(f"{release}/secrets.yaml", Hidden("api-key: x\n"), mode=0o600),
+        File(f"{tmp_path}/lib/agent.pyz", b"PK\x03\x04", mode=0o755),
+    ]
+    done = run(command(*files))
+    assert (done.returncode, done.stderr) == (0, "")
+    for file in files:
+        assert Path(file.path).read_bytes() == file.data
+        assert Path(file.path).stat().st_mode & 0o777 == file.mode
+    assert release.stat().st_mode & 0o777 == 0o755
 
 
-def test_create_keeps_what_somebody_else_has_made(tmp_path: Path) -> None:
-    path = tmp_path / "key"
-    path.write_text("theirs")
-    done = run(commands(str(path), Hidden("ours"), create=True)[0])
+def test_what_the_way_to_root_reads_comes_first(tmp_path: Path) -> None:
+    host = FakeHost({"_stdin": ["password\n"]})
+    assert command(File(f"{tmp_path}/a", "b"), host=host).connector_arguments["_stdin"][0] == "password\n"
+
+
+@pytest.mark.parametrize("lost", [0, 1, 40])
+def test_a_standard_input_that_did_not_arrive_whole_writes_nothing(tmp_path: Path, lost: int) -> None:
+    placing = command(File(f"{tmp_path}/a", "a" * 100), File(f"{tmp_path}/secret", Hidden("s3cret")))
+    sent = "".join(placing.connector_arguments["_stdin"])
+    done = run(placing, sent[: len(sent) // 2 - lost] if lost else "")
     assert done.returncode == 1
-    assert "could not write" in done.stderr
-    assert path.read_text() == "theirs"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["key"]
-    path.unlink()
-    assert run(commands(str(path), Hidden("ours"), create=True)[0]).returncode == 0
-    assert path.read_text() == "ours"
-
-
-def test_a_standard_input_that_was_lost_is_an_error(tmp_path: Path) -> None:
-    (command,) = commands(str(tmp_path / "secret"), Hidden("s3cret"))
-    done = subprocess.run(["sh", "-c", command.get_raw_value()], input="", capture_output=True, text=True, check=False)
-    assert done.returncode == 1
+    assert "did not arrive whole" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_content_shows_nowhere(tmp_path: Path) -> None:
-    (command,) = commands(str(tmp_path / "secret"), Hidden("s3cret"))
-    shown = f"{command} {command!r} {command.get_raw_value()} {command.get_masked_value()} {Hidden('s3cret')!r}"
+    file = File(str(tmp_path / "secret"), Hidden("s3cret"), mode=0o600)
+    placing = command(file)
+    sent = "".join(placing.connector_arguments["_stdin"])
+    shown = f"{file!r} {placing} {placing!r} {placing.get_raw_value()} {placing.get_masked_value()}"
+    shown += f"{placing.connector_arguments!r}"
     assert "s3cret" not in shown
-    assert "czNjcmV0" not in shown  # nor as base64
+    assert sent not in shown

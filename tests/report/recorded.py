@@ -93,9 +93,9 @@ def _run(concurrency: int, rate: float, slower: float, noise: random.Random) -> 
 STEPS = {
     "preflight": (6.2, "1 server(s) to replace"),
     "drain": (2.1, "0 request(s) running"),
+    "activate": (0.4, f"{NEW} under /run"),
     "stop": (11.4, "sglang-main.service"),
     "clean": (3.3, "no SGLang process, no listener on port 30000, 8 GPU(s) idle"),
-    "activate": (0.4, f"{NEW} under /run, only this host may reach it"),
     "start": (0.2, "main pid 41288"),
     "ready": (268.0, "8 schedulers; weights 171 s, graphs 64 s"),
     "smoke": (9.7, "11 checks"),

@@ -148,7 +148,7 @@ FAULTS = (
         (),
         "unchanged",
         "new",
-        prepare=at("activate", f"{THIEF} 3"),
+        prepare=at("start", f"{THIEF} 3"),
     ),
     Fault(
         "the port is stolen before the start",
@@ -158,7 +158,7 @@ FAULTS = (
         ("DOWN after", "port 30000 is listened on by pid ", "thief.py"),
         "committed cutlass-",
         "",
-        prepare=at("activate", f"{THIEF} 600"),
+        prepare=at("start", f"{THIEF} 600"),
         repair="systemctl stop fault",
     ),
     Fault(

@@ -43,12 +43,13 @@ class Moment:
 
 
 MOMENTS = (
-    *(Moment(step, step, "refused") for step in ("preflight", "drain", "baseline")),
+    *(Moment(step, step, "refused") for step in ("preflight", "drain", "baseline", "activate")),
     *(
         Moment(step, step, "rolled-back")
-        for step in ("stop", "clean", "activate", "start", "ready", "smoke", "drift", "throughput", "open", "commit")
+        for step in ("stop", "clean", "start", "ready", "smoke", "drift", "throughput", "open", "commit")
     ),
-    Moment("activate: unit written, not loaded", "activate", "rolled-back", False, "subprocess.Popen", "daemon-reload"),
+    Moment("activate: unit written", "activate", "refused", False, "os.rename", "system.control/sglang-main.service"),
+    Moment("stop: it stops, unit not loaded", "stop", "rolled-back", False, "subprocess.Popen", "daemon-reload"),
     Moment("start: shut off, not started", "start", "rolled-back", False, "subprocess.Popen", "'start'"),
     # The point of no return is the rename of the unit into /etc.
     Moment("commit: before the rename", "commit", "rolled-back", False, "os.rename", "/etc/systemd/system/sglang-main"),

@@ -1,0 +1,217 @@
+"""A glance at a host: the texts from which a deploy decides, read with as little code as can be; inspection.py judges.
+
+It is asked of every host in every run, and to load modules costs a host more than all that is done here. So it comes
+along as `python3 -IS -c` and takes modules only that are built in. Where more is to be seen than what is committed, it
+leaves the answer to the agent. Arguments: instances and users, comma-separated, then the same as a question to the
+agent. It prints a Python literal.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+AGENT = "/usr/local/lib/kernelswap/agent.pyz"
+WANTS = "etc/systemd/system/multi-user.target.wants"
+RECOVER = "kernelswap-recover@"
+METRICS = "etc/kernelswap/metrics"
+DRIFT_UNITS = ("kernelswap-drift.service", "kernelswap-drift.timer")
+PROPERTIES = (
+    "ActiveState,SubState,MainPID,FragmentPath,UnitFileState,InvocationID,Result,DropInPaths,"
+    "ActiveEnterTimestampMonotonic,InactiveEnterTimestampMonotonic,ExecMainStartTimestampMonotonic,NeedDaemonReload"
+)
+WHOLE = 50  # reports of the history that come whole; older ones without their steps
+
+
+def look(instances: Sequence[str], users: Sequence[str], root: str = "/") -> dict[str, Any]:
+    """What a file says is text, None where there is none; a digest is SHA-256, "" where there is none."""
+    return {
+        "clock": (time.time(), time.monotonic()),
+        "agent": digest(root + AGENT.lstrip("/")),
+        "key": text(f"{root}etc/kernelswap/key"),
+        "users": tuple(user for user in users if exists(user)),
+        "recover_unit": digest(f"{root}etc/systemd/system/{RECOVER}.service"),
+        "recover_enabled": tuple(
+            name for name in instances if os.path.exists(f"{root}{WANTS}/{RECOVER}{name}.service")
+        ),
+        "metrics": link(root + METRICS),
+        "drift_units": drift_units(root),
+        "instances": {name: instance(name, root) for name in instances},
+    }
+
+
+def drift_units(root: str) -> str:
+    """Digest of their texts, one after the other; "" where the timer is not enabled."""
+    if not os.path.exists(f"{root}etc/systemd/system/timers.target.wants/{DRIFT_UNITS[1]}"):
+        return ""
+    texts = [text(f"{root}etc/systemd/system/{name}") or "" for name in DRIFT_UNITS]
+    return sha256("".join(texts).encode("utf-8", "surrogateescape"))
+
+
+def instance(name: str, root: str) -> dict[str, Any]:
+    config, state, unit = f"{root}etc/kernelswap/{name}", f"{root}var/lib/kernelswap/{name}", f"sglang-{name}.service"
+    candidate = f"{root}run/systemd/system.control/{unit}"
+    known_good = link(f"{config}/known-good").rpartition("/")[2] or None
+    committed = text(f"{config}/releases/{known_good}/{unit}") if known_good else None
+    releases = [name for name in listed(f"{config}/releases") if not name.startswith(".")]  # which is being deleted
+    staged = [name for name in releases if os.path.isfile(f"{config}/releases/{name}/plan.json")]
+    return {
+        "known_good": known_good,
+        "intact": committed is not None
+        and committed == text(f"{root}etc/systemd/system/{unit}")
+        and not (os.path.exists(candidate) or os.path.exists(f"{candidate}.d")),
+        "releases": {release: digests(f"{config}/releases/{release}") for release in staged},
+        "plan": text(f"{config}/releases/{known_good}/plan.json") if known_good else None,
+        "history": history((text(f"{state}/history.jsonl") or "").split("\n")),
+        "journal": os.path.exists(f"{state}/journal.json"),
+    }
+
+
+def history(lines: Sequence[str]) -> list[str]:
+    reports = [line for line in lines if line]
+    return [thin(line) for line in reports[:-WHOLE]] + reports[-WHOLE:]
+
+
+def thin(line: str) -> str:
+    """A report without what its steps were; what is none is told as it is."""
+    import json
+
+    try:
+        return json.dumps({**json.loads(line), "steps": [], "notes": []})
+    except (ValueError, TypeError):
+        return line
+
+
+def digests(folder: str) -> dict[str, str]:
+    """File name -> SHA-256; a secret's hash is not for telling."""
+    files = [name for name in listed(folder) if os.path.isfile(f"{folder}/{name}")]
+    return {name: "" if name == "secrets.yaml" else digest(f"{folder}/{name}") for name in files}
+
+
+def show(names: Sequence[str]) -> str:
+    """What systemd knows of each of these units, in this order, with an empty line between two."""
+    reader, writer = os.pipe()
+    words = ["systemctl", "show", f"--property={PROPERTIES}", "--", *names]
+    pid = os.posix_spawnp(words[0], words, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, writer, 1)])
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        said = pipe.read()
+    if os.waitpid(pid, 0)[1]:
+        raise OSError("systemctl failed")
+    return said.decode("utf-8", "replace")
+
+
+def others(proc: str, ours: Sequence[str]) -> bool:
+    """Whether anything may be SGLang that is in none of our units. More than what is: identity.py has the last word."""
+    asking = ancestors(proc, str(os.getpid()))  # whose words hold this very text
+    for pid in listed(proc):
+        if pid.isdigit() and pid not in asking and may_be_server(f"{proc}/{pid}"):
+            places = read(f"{proc}/{pid}/cgroup").decode("utf-8", "replace").replace("\n", "/").split("/")
+            if not set(ours) & set(places):
+                return True
+    return False
+
+
+def ancestors(proc: str, pid: str) -> list[str]:
+    """A process and all above it."""
+    found = []
+    while pid not in found and pid != "0":
+        found.append(pid)
+        fields = read(f"{proc}/{pid}/stat").rpartition(b")")[2].split()
+        pid = fields[1].decode() if fields else "0"
+    return found
+
+
+def may_be_server(entry: str) -> bool:
+    words = read(f"{entry}/cmdline")
+    if b"sgl" in words or b"sgl" in read(f"{entry}/stat"):  # which holds the name
+        return True
+    return b"multiprocessing" in words and b"SGLANG_RUN_ID=" in read(f"{entry}/environ")
+
+
+def digest(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return sha256(file.read())
+    except OSError:
+        return ""
+
+
+def sha256(data: bytes) -> str:
+    """hashlib would load OpenSSL."""
+    for name in ("_sha2", "_sha256", "hashlib"):  # built in since Python 3.12, before, and where they were left out
+        try:
+            return str(__import__(name).sha256(data).hexdigest())
+        except ImportError:
+            continue
+    raise OSError("no SHA-256")
+
+
+def text(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:  # of a process that has ended
+        return b""
+
+
+def link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def listed(path: str) -> list[str]:
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return []
+
+
+def exists(user: str) -> bool:
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        return False
+    return True
+
+
+def is_quiet(seen: dict[str, Any]) -> bool:
+    """Whether no swap is open, and none of their agents is at work."""
+    parts = seen["units"].split("\n\n")
+    active = any("ActiveState=inactive" not in part and "ActiveState=failed" not in part for part in parts[1::2])
+    return not active and not any(each["journal"] for each in seen["instances"].values())
+
+
+def main(instances: str, users: str, question: str) -> None:
+    names = instances.split(",")
+    units = [unit for name in names for unit in (f"sglang-{name}.service", f"kernelswap-swap-{name}.service")]
+    try:
+        seen = {**look(names, [user for user in users.split(",") if user]), "units": show(units)}
+        if is_quiet(seen) and not others("/proc", units):
+            print("glance", ascii(seen))
+            return
+    except OSError:
+        pass
+    if os.path.exists(AGENT):
+        os.execv(sys.executable, [sys.executable, "-IS", AGENT, "inspect", question])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
