@@ -8,7 +8,7 @@ from pyinfra.api import deploy
 from pyinfra.operations import server, systemd
 
 from kernelswap.operations.content import place
-from kernelswap.planning import RECOVER_UNIT, Setup
+from kernelswap.planning import MEMBER_UNIT, RECOVER_UNIT, Setup
 from kernelswap.protocol import AGENT_PATH, CONFIG_ROOT, KEY_PATH
 
 
@@ -33,11 +33,27 @@ def prepare_host(setup: Setup) -> None:
     if setup.recover_unit:
         path = f"/etc/systemd/system/{RECOVER_UNIT}"
         place(name="Install the recover unit", path=path, content=setup.recover_unit.encode(), mode="644")
+    if setup.member_unit:
+        path = f"/etc/systemd/system/{MEMBER_UNIT}"
+        place(name="Install the member unit", path=path, content=setup.member_unit.encode(), mode="644")
     for instance in host.loop(setup.recover):
         systemd.service(
             name="Enable the recover unit",
             service=RECOVER_UNIT.replace("@", f"@{instance}"),
             enabled=True,
             running=None,
+            daemon_reload=True,
+        )
+
+
+@deploy("Keep the servers in their routers")
+def join_routers(setup: Setup) -> None:
+    """After what it reads is staged."""
+    for instance in host.loop(setup.members):
+        systemd.service(
+            name="Start the member unit",
+            service=MEMBER_UNIT.replace("@", f"@{instance}"),
+            running=True,
+            enabled=True,
             daemon_reload=True,
         )

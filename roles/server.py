@@ -8,14 +8,19 @@ from pyinfra.operations import server
 
 from kernelswap.operations.content import place
 from kernelswap.planning import Step
-from kernelswap.protocol import CONFIG_ROOT
+from kernelswap.protocol import CONFIG_ROOT, TRAFFIC_FILE
 
 
 @deploy("Stage the release")
 def stage_release(step: Step) -> None:
-    if not step.release:
-        return
     instance = f"{CONFIG_ROOT}/{step.instance}"
+    if step.traffic:
+        server.shell(name="Create folders", commands=[f"umask 022; mkdir -p {shlex.quote(instance)}"])
+        place(
+            name="Stage routers, drain and hooks", path=f"{instance}/{TRAFFIC_FILE}", content=step.traffic, mode="600"
+        )
+    if not step.release or not step.stage:
+        return
     folder = f"{instance}/releases/{step.release.name}"
     folders = shlex.join([instance, f"{instance}/releases", folder])
     server.shell(name="Create folders", commands=[f"umask 022; mkdir -p {folders}"])

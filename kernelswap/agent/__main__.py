@@ -8,6 +8,8 @@ evidence JSON       print what was kept of one swap as one line of JSON
 swap JSON           start or join a swap and follow it
 run INSTANCE ID     what the transient service does
 recover INSTANCE    close an open swap after a reboot
+member INSTANCE     keep an instance in its routers
+router URL          wait until the host's router lists its workers
 guard INSTANCE      prove the host clean before a start; exit 3 if it was seen not to be
 """
 
@@ -25,8 +27,10 @@ from kernelswap.agent import (
     guard,
     host,
     inspection,
+    member,
     metrics,
     releases,
+    router_host,
     service,
     units,
 )
@@ -43,6 +47,7 @@ def main(argv: Optional[List[str]] = None) -> int:
                 question.get("users", ()),
                 question.get("health", False),
                 question.get("gpus", False),
+                question.get("router", ""),
             )
             print(encode(state))
             return 0
@@ -81,6 +86,10 @@ def main(argv: Optional[List[str]] = None) -> int:
         if command == "guard":
             guard.guard(words[0])
             return 0
+        if command == "member":
+            return member.keep(words[0])
+        if command == "router":
+            return router_host.wait(words[0])
     except files.Held as held:
         print(f"kernelswap: {held.path} is locked by {service.who_holds(held.pid)}", file=sys.stderr)
         return 1

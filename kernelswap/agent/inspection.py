@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Dict, Optional, Sequence, Tuple
 
 from kernelswap import ledger
-from kernelswap.agent import client, files, gpus, host, occupants, processes, service, units
+from kernelswap.agent import client, files, gpus, host, member, occupants, processes, router_host, service, units
 from kernelswap.agent.client import Client
 from kernelswap.agent.host import Folders
 from kernelswap.protocol import (
@@ -22,29 +22,37 @@ from kernelswap.protocol import (
     InstanceState,
     Plan,
     Server,
+    keyed_digest,
     unit_name,
 )
 
 RECOVER_UNIT = Path("/etc/systemd/system/kernelswap-recover@.service")
+MEMBER_UNIT = Path("/etc/systemd/system/kernelswap-member@.service")
 GPU_LIMIT = 45.0  # seconds; with a server's health it stays below what the controller waits
 HISTORY_SHOWN = 50  # the newest reports; older ones stay in the host's file
 
 
-def inspect(instances: Sequence[str], users: Sequence[str], health: bool, with_gpus: bool) -> HostState:
+def inspect(
+    instances: Sequence[str], users: Sequence[str], health: bool, with_gpus: bool, router: str = ""
+) -> HostState:
+    """router: the URL at which this host itself reaches the router that it has; "": it has none."""
     found, error = read_gpus() if with_gpus else ((), "")
+    key = (files.read(Path(KEY_PATH)) or "").strip()
     wanted = Path("/etc/systemd/system/multi-user.target.wants")
     return HostState(
         agent=host.digest(Path(AGENT_PATH)),
-        key=(files.read(Path(KEY_PATH)) or "").strip(),
+        key=key,
         users=tuple(user for user in users if _exists(user)),
         recover_unit=host.digest(RECOVER_UNIT),
         recover_enabled=tuple(i for i in instances if (wanted / f"kernelswap-recover@{i}.service").exists()),
-        instances=tuple(_instance(Folders(instance), health) for instance in instances),
+        instances=tuple(_instance(Folders(instance), health, key) for instance in instances),
         servers=_servers(instances),
         gpus=found,
         gpu_error=error,
         metrics=_metrics(),
         drift_units=_drift_units(),
+        member_unit=host.digest(MEMBER_UNIT),
+        router=router_host.look(router, key) if router else None,
     )
 
 
@@ -70,9 +78,12 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _instance(folders: Folders, health: bool) -> InstanceState:
+def _instance(folders: Folders, health: bool, key: str) -> InstanceState:
     known_good = host.known_good(folders)
-    status = units.status(folders.unit)
+    keeper = member.unit_name(folders.instance)
+    states = units.statuses([folders.unit, keeper])
+    status = states[folders.unit]
+    traffic = files.read(folders.traffic)
     plan = read_plan(folders, known_good)
     history = host.history(folders)
     staged = host.staged(folders)
@@ -90,6 +101,8 @@ def _instance(folders: Folders, health: bool) -> InstanceState:
         history=tuple(history[-HISTORY_SHOWN:]),
         barred=tuple(sorted(ledger.barred(history))),
         rollback_target=ledger.rollback_target(history, set(staged)),
+        traffic=keyed_digest(key, traffic) if traffic else "",
+        member=states[keeper].active if states[keeper].enabled else "disabled",
     )
 
 

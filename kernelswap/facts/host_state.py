@@ -24,8 +24,10 @@ class HostState(AgentFact[protocol.HostState]):
         users: Iterable[str],
         health: bool = False,
         gpus: bool = False,
+        router: str = "",
     ) -> StringCommand:
-        return self.asking({"instances": list(instances), "users": list(users), "health": health, "gpus": gpus})
+        question = {"instances": list(instances), "users": list(users), "health": health, "gpus": gpus}
+        return self.asking({**question, **({"router": router} if router else {})})
 
 
 class CarriedHostState(HostState):
@@ -45,10 +47,14 @@ def read(
     health: bool = False,
     gpus: bool = False,
     timeout: int | None = None,
+    router: str = "",
 ) -> protocol.HostState | None:
     """The host's state; its `agent` is "" if none of ours is installed. None if the host could not be read.
 
-    A host that could not be read is marked as failed, and pyinfra has printed why.
+    router: the URL at which the host itself reaches the router that it has. A host that could not be read is marked as
+    failed, and pyinfra has printed why.
     """
-    question = {"instances": tuple(instances), "users": tuple(users), "health": health, "gpus": gpus}
+    question: dict[str, object] = {"instances": tuple(instances), "users": tuple(users), "health": health, "gpus": gpus}
+    if router:
+        question["router"] = router
     return ask(host, HostState, CarriedHostState, question, timeout)
