@@ -13,3 +13,6 @@ gpu = (
     ],
     {"model": "glm5", "profile": "cutlass", "ssh_user": "ops", "_sudo": True},
 )
+
+# A router before them: name it in the group's data above, "routers": ["http://router-01.example.net:30000"], and here:
+# routers = (["router-01.example.net"], {"router": {}, "ssh_user": "ops", "_sudo": True})

@@ -1,6 +1,7 @@
 """The hosts of the lab that runs now (`make lab`), reached as a fleet is: by a user who has sudo, host keys checked.
 
-KERNELSWAP_LAB is the lab's folder (.lab), KERNELSWAP_LAB_USER=root logs in as root instead.
+KERNELSWAP_LAB is the lab's folder (.lab), KERNELSWAP_LAB_USER=root logs in as root instead. KERNELSWAP_LAB_ROUTER=gpu3
+makes that host the router of the others.
 """
 
 import os
@@ -25,7 +26,13 @@ _login = {
 }
 _sudo = {} if _user == "root" else {"_sudo": True, "_sudo_password": "ops"}
 
+_hosts = dict(map(str.split, _lines))
+_router = os.environ.get("KERNELSWAP_LAB_ROUTER", "")
+
 gpu = (
-    [(name, {"ssh_hostname": address}) for name, address in map(str.split, _lines)],
+    [(name, {"ssh_hostname": address}) for name, address in _hosts.items() if name != _router],
     {"model": "tiny", "profile": "torch-native", **_login, **_sudo},
 )
+if _router:
+    gpu[1]["routers"] = [f"http://{_hosts[_router]}:30000"]
+    routers = ([(_router, {"ssh_hostname": _hosts[_router]})], {"router": {}, **_login, **_sudo})

@@ -13,9 +13,18 @@ from kernelswap import bundle, decide
 from kernelswap.differences import LIMITS, compare, of_plan
 from kernelswap.errors import ConfigError
 from kernelswap.fleet import Seen
-from kernelswap.planning import RECOVER_UNIT, lacking, monitoring_of
-from kernelswap.protocol import AGENT_PATH, CONFIG_ROOT, KEY_PATH, METRICS_LINK, Finding, HostDrift, HostState
-from kernelswap.render import PLAN_FILE, Hidden, Release, preview, render, resolve_secrets
+from kernelswap.planning import MEMBER_UNIT, RECOVER_UNIT, lacking, monitoring_of
+from kernelswap.protocol import (
+    AGENT_PATH,
+    CONFIG_ROOT,
+    KEY_PATH,
+    METRICS_LINK,
+    TRAFFIC_FILE,
+    Finding,
+    HostDrift,
+    HostState,
+)
+from kernelswap.render import PLAN_FILE, Hidden, Release, preview, render, resolve_secrets, traffic_text
 from kernelswap.seal import UNNAMED
 from kernelswap.servers import ServerSpec, pin
 
@@ -56,9 +65,15 @@ def _declared(
         if secrets and not state.key:
             raise ConfigError([])
         release = render(pinned, secrets, state.key, templates)
+        if decide.is_news(traffic_text(spec, secrets), decide.instance_state(state, spec.instance), state.key):
+            place, todo = f"{CONFIG_ROOT}/{spec.instance}/{TRAFFIC_FILE}", f"{DEPLOY}: it renews them without a restart"
+            yield Finding("staged", place, "the declared routers, drain and hooks", "others", todo, spec.instance)
     except ConfigError as error:
         release = preview(pinned, templates)
-        what, todo = f"the declared values of {', '.join(spec.secrets)}", "give this command the secrets as the deploy"
+        what, todo = (
+            f"the declared values of {', '.join((*spec.secrets, *spec.traffic_secrets))}",
+            "give this command the secrets as the deploy",
+        )
         why = "; ".join(fault.what for fault in error.faults) or f"{KEY_PATH} is not there"
         yield _unknown("secrets", f"{where}: secrets", what, why, todo, spec.instance)
     yield from _release(release, state, where)
@@ -103,7 +118,8 @@ def _setup(seen: Seen[HostDrift], specs: Sequence[ServerSpec], templates: Path) 
         return
     state = seen.state.state
     names, users = [spec.instance for spec in specs], {spec.user for spec in specs}
-    lacks = lacking(names, users, state, Hidden(""), templates)
+    joined = {spec.instance for spec in specs if spec.traffic.routers}
+    lacks = lacking(names, users, state, Hidden(""), templates, joined)
     for user in lacks.users:
         yield Finding("setup", f"user {user}", "there", "missing", DEPLOY)
     if lacks.key:
@@ -117,6 +133,12 @@ def _setup(seen: Seen[HostDrift], specs: Sequence[ServerSpec], templates: Path) 
     for name in lacks.recover:
         unit = RECOVER_UNIT.replace("@", f"@{name}")
         yield Finding("setup", unit, "enabled, to close a swap that a reboot cut short", "not enabled", DEPLOY, name)
+    if lacks.member_unit:
+        found = "another text" if state.member_unit else "missing"
+        yield Finding("setup", f"/etc/systemd/system/{MEMBER_UNIT}", "as it is rendered today", found, DEPLOY)
+    for name in lacks.members:
+        unit, found = MEMBER_UNIT.replace("@", f"@{name}"), decide.instance_state(state, name).member or "missing"
+        yield Finding("setup", unit, "active, to keep the instance in its routers", found, DEPLOY, name)
     if wanted := monitoring_of(seen.data, state, templates):
         expected = f"metrics go to {wanted.folder}, and the drift timer runs" if wanted.folder else "no metrics"
         found = f"they go to {state.metrics or 'nowhere'}" + ("" if state.drift_units else ", without the timer")

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 
 from kernelswap import ledger
 from kernelswap.goal import CONVERGE, ROLLBACK, Goal
-from kernelswap.protocol import HostState, InstanceState, Plan, Report, Request, Running, Server
-from kernelswap.render import Release
+from kernelswap.protocol import HostState, InstanceState, Plan, Report, Request, Running, Server, keyed_digest
+from kernelswap.render import NO_TRAFFIC, Hidden, Release
 from kernelswap.seal import SECRETS_FILE
 from kernelswap.servers import ServerSpec, needs_pins
 
@@ -121,6 +121,11 @@ def missing_files(release: Release, seen: InstanceState) -> tuple[str, ...]:
     if release.secrets is not None and SECRETS_FILE not in there:
         names.append(SECRETS_FILE)
     return tuple(sorted(names))
+
+
+def is_news(traffic: Hidden, seen: InstanceState, key: str) -> bool:
+    """Whether a host does not know where an instance's users come from. key: the host's, see protocol.KEY_PATH."""
+    return bool(seen.traffic or traffic != NO_TRAFFIC) and seen.traffic != keyed_digest(key, traffic.reveal())
 
 
 def digest(text: str) -> str:

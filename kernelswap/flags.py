@@ -144,7 +144,7 @@ def findings(flags: Mapping[Any, Any]) -> Iterator[Finding]:
         if finding:
             yield (str(name),), *finding
             continue
-        yield from _value_findings((name,), value)
+        yield from value_findings((name,), value)
         if value is None or value is False:
             continue
         refused = next((flag for flag in _meant(name) if flag in REFUSED), None)
@@ -181,7 +181,7 @@ def _meant(name: str) -> Iterator[str]:
         yield from sglang.names(name)
 
 
-def _value_findings(loc: tuple[str | int, ...], value: Any) -> Iterator[Finding]:
+def value_findings(loc: tuple[str | int, ...], value: Any) -> Iterator[Finding]:
     if isinstance(value, list):
         if not value:
             yield loc, "is an empty list", "use true for a flag without words, null to remove it"
@@ -190,7 +190,7 @@ def _value_findings(loc: tuple[str | int, ...], value: Any) -> Iterator[Finding]
             if item is None or isinstance(item, bool | list):
                 yield place, "is not one word", "write text, a number or a map; quote `true` if the word is meant"
             else:
-                yield from _value_findings(place, item)
+                yield from value_findings(place, item)
                 if isinstance(item, str) and item.startswith("-"):
                     yield place, "starts with a dash, so SGLang would take it for a flag", "choose another value"
         return

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.inventory import pyinfra_inventory
 from kernelswap.protocol import Evidence, HostDrift, HostReleases, HostState
-from kernelswap.servers import DEFAULT_INSTANCE
+from kernelswap.servers import DEFAULT_INSTANCE, is_router_only
 
 if TYPE_CHECKING:
     from pyinfra.api.config import Config
@@ -124,6 +124,8 @@ def _each(path: str, limit: Sequence[str], read: Callable[[Host], T | None]) -> 
 
 def instances_of(data: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of a host's instances."""
+    if is_router_only(data):
+        return ()
     return tuple(map(str, data.get("instances") or (DEFAULT_INSTANCE,)))
 
 

@@ -36,22 +36,26 @@ from kernelswap.goal import ROLLBACK, Goal, goal_of
 from kernelswap.operations.swap import Turn
 from kernelswap.operations.turns import Turns
 from kernelswap.protocol import AGENT_PATH, DRIFT_UNITS, METRICS_LINK, STATE_ROOT, HostState, InstanceState
-from kernelswap.render import PLAN_FILE, Hidden, Release, render, resolve_secrets
+from kernelswap.render import PLAN_FILE, Hidden, Release, render, resolve_secrets, traffic_text
 from kernelswap.rollout import Move, Rollout
-from kernelswap.servers import ALWAYS, ServerSpec, needs_pins, pin
+from kernelswap.servers import ALWAYS, ServerSpec, is_router_only, needs_pins, pin
 
 RECOVER_UNIT = "kernelswap-recover@.service"
+MEMBER_UNIT = "kernelswap-member@.service"
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a host lacks before it can swap anything; for roles/host.py."""
+    """What a host lacks before it can swap anything; for roles/host.py. members: instances that are to be kept in their
+    routers and are not yet."""
 
     users: tuple[str, ...] = ()
     key: Hidden | None = None
     agent: bytes | None = None
     recover_unit: str | None = None
     recover: tuple[str, ...] = ()
+    member_unit: str | None = None
+    members: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return self != Setup()
@@ -69,11 +73,13 @@ class Monitoring:
 
 @dataclass(frozen=True)
 class Step:
-    """What is put on the host for one instance. stage: which of the release's files."""
+    """What is put on the host for one instance. stage: which of the release's files; traffic: where its users come
+    from, if the host does not know that yet."""
 
     instance: str
     release: Release | None = None
     stage: tuple[str, ...] = ()
+    traffic: Hidden | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,7 @@ class Decided:
     state: HostState
     decisions: tuple[Decision, ...]
     releases: Mapping[str, Release]
+    traffic: Mapping[str, Hidden]
     setup: Setup
     monitoring: Monitoring | None
 
@@ -150,9 +157,10 @@ def plan_host(host: Host, library: Path, templates: Path) -> HostPlan:
 
 
 def _plan(state: State, library: Path, templates: Path) -> dict[str, HostPlan]:
-    hosts = [host for host in state.inventory if state.is_host_in_limit(host)]
+    in_limit = [host for host in state.inventory if state.is_host_in_limit(host)]
+    hosts = [host for host in in_limit if not is_router_only(data_of(host))]
     try:
-        goals = {host.name: _goal(host) for host in hosts}
+        goals = {host.name: goal_of_host(host) for host in hosts}
         chosen, wanted = _declared(state.inventory, hosts, library, goals)
         decided = _decide_all(state, hosts, goals, wanted, templates)
     except KernelswapError as error:
@@ -236,7 +244,7 @@ def _read(host: Host, wanted: Sequence[Wanted]) -> HostState | None:
 
 
 def _instances(host: Host, wanted: Sequence[Wanted]) -> list[str]:
-    return [w.spec.instance for w in wanted] or list(instances_of(_data(host)))
+    return [w.spec.instance for w in wanted] or list(instances_of(data_of(host)))
 
 
 def _decide(host: Host, goal: Goal, wanted: Sequence[Wanted], state: HostState, templates: Path) -> Decided:
@@ -246,18 +254,29 @@ def _decide(host: Host, goal: Goal, wanted: Sequence[Wanted], state: HostState, 
     releases = {spec.instance: render(spec, w.secrets, key.reveal(), templates) for w, spec in specs}
     instances = _instances(host, wanted)
     decisions = [refused.get(name) or _decision(goal, name, releases.get(name), state) for name in instances]
-    setup = lacking(instances, {w.spec.user for w in wanted}, state, key, templates)
-    monitoring = monitoring_of(_data(host), state, templates)
-    return Decided(host, goal, state, tuple(decisions), releases, setup, monitoring)
+    joined = {w.spec.instance for w in wanted if w.spec.traffic.routers}
+    setup = lacking(instances, {w.spec.user for w in wanted}, state, key, templates, joined)
+    monitoring = monitoring_of(data_of(host), state, templates)
+    traffic = dict(_renewed_traffic(wanted, state, key))
+    return Decided(host, goal, state, tuple(decisions), releases, traffic, setup, monitoring)
 
 
 def _host_plan(decided: Decided, turns: Turns) -> HostPlan:
     steps = []
     for decision in decided.decisions:
-        if isinstance(decision, Swap | Unchanged) and decision.stage:
-            steps.append(Step(decision.instance, decided.releases.get(decision.instance), decision.stage))
+        traffic = decided.traffic.get(decision.instance)
+        if isinstance(decision, Swap | Unchanged) and (decision.stage or traffic):
+            steps.append(Step(decision.instance, decided.releases.get(decision.instance), decision.stage, traffic))
     turn = _turn(decided, turns) if decided.swaps else None
     return HostPlan(decided.setup, decided.monitoring, tuple(steps), turn)
+
+
+def _renewed_traffic(wanted: Sequence[Wanted], state: HostState, key: Hidden) -> Iterator[tuple[str, Hidden]]:
+    """What the host does not know yet of where its users come from, by instance."""
+    for each in wanted:
+        text = traffic_text(each.spec, each.secrets)
+        if decide.is_news(text, decide.instance_state(state, each.spec.instance), key.reveal()):
+            yield each.spec.instance, text
 
 
 def _turn(decided: Decided, turns: Turns) -> Turn:
@@ -268,7 +287,7 @@ def _turn(decided: Decided, turns: Turns) -> Turn:
     return Turn(turns, tuple(requests), tuple(request for request in reversed(back) if request))
 
 
-def _goal(host: Host) -> Goal:
+def goal_of_host(host: Host) -> Goal:
     """--profile stands above every host's declared profile, so it is looked for in what the command line gave only."""
     asked = {name: host.data.get(name) for name in ("rollback", "reason", "force", "adopt", "verify")}
     override: Mapping[str, object] = host.state.inventory.get_override_data()  # type: ignore[no-untyped-call]
@@ -293,7 +312,7 @@ def _wanted(inventory: Inventory, library: Path, profile: str | None) -> dict[st
         if not inventory.state.is_host_in_limit(host):
             continue
         try:
-            specs = host_specs(models_and_profiles, _data(host), f"host {host.name}", profile)
+            specs = host_specs(models_and_profiles, data_of(host), f"host {host.name}", profile, host.name)
             servers[host.name] = tuple(
                 Wanted(spec, resolve_secrets(spec, os.environ, f"host {host.name}: ")) for spec in specs
             )
@@ -308,7 +327,7 @@ def _wanted(inventory: Inventory, library: Path, profile: str | None) -> dict[st
     return servers
 
 
-def _data(host: Host) -> dict[str, Any]:
+def data_of(host: Host) -> dict[str, Any]:
     data: dict[str, Any] = host.data.dict()  # type: ignore[no-untyped-call]
     return data
 
@@ -329,10 +348,16 @@ def _words() -> list[str]:
 
 
 def lacking(
-    instances: Collection[str], users: Collection[str], state: HostState, key: Hidden, templates: Path
+    instances: Collection[str],
+    users: Collection[str],
+    state: HostState,
+    key: Hidden,
+    templates: Path,
+    joined: Collection[str] = (),
 ) -> Setup:
-    """What a host needs before it can swap and does not have."""
-    agent, recover_unit = bundle.build(), _unit_text(templates, RECOVER_UNIT)
+    """What a host needs before it can swap and does not have. joined: instances that have routers."""
+    agent = bundle.build()
+    recover_unit, member_unit = _unit_text(templates, RECOVER_UNIT), _unit_text(templates, MEMBER_UNIT)
     # An agent at work keeps its file until the swap is over; the next run replaces it.
     at_work = any(item.running and item.running.active for item in state.instances)
     return Setup(
@@ -341,6 +366,8 @@ def lacking(
         agent=None if at_work or state.agent == agent.sha256 else agent.content,
         recover_unit=None if state.recover_unit == decide.digest(recover_unit) else recover_unit,
         recover=tuple(name for name in instances if name not in state.recover_enabled),
+        member_unit=member_unit if joined and state.member_unit != decide.digest(member_unit) else None,
+        members=tuple(n for n in instances if n in joined and decide.instance_state(state, n).member != "active"),
     )
 
 
@@ -435,6 +462,8 @@ def _details(decided: Decided, decision: Decision) -> Iterator[str]:
     release = decided.releases.get(decision.instance)
     for line in _changes(decision, release, decided.seen(decision)) if release else ():
         yield f"{decision.instance}:   {line}"
+    if decision.instance in decided.traffic:
+        yield f"{decision.instance}:   routers, drain and hooks are renewed without a restart"
 
 
 def _changes(decision: Decision, release: Release, current: InstanceState) -> Iterator[str]:

@@ -9,19 +9,22 @@ import ipaddress
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, get_args
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from kernelswap import flags as spelling
 from kernelswap.errors import ConfigError, Fault
-from kernelswap.protocol import Accuracy, DriftLimits, Retention, Smoke, Throughput, Timeouts, Verify
+from kernelswap.protocol import Accuracy, Drain, DriftLimits, Hook, Retention, Smoke, Throughput, Timeouts, Verify
 from kernelswap.yamlfile import Document, Loc, read
 
+_WORD = re.compile(r"[!-~]+")
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
@@ -30,7 +33,7 @@ def _fault(what: str, todo: str) -> PydanticCustomError:
     return PydanticCustomError("kernelswap", "{what}", {"what": what, "todo": todo})
 
 
-def _absolute(value: str) -> str:
+def absolute_path(value: str) -> str:
     if not re.fullmatch(r"/[^\s%$\"'\\:]*", value) or "/../" in f"{value}/":
         raise _fault("is not a plain absolute path", "write the path on the host, without spaces, quotes, $, % or :")
     return value.rstrip("/") or "/"
@@ -54,14 +57,14 @@ def _served_name(value: str) -> str:
     return value
 
 
-def _host(value: str) -> str:
+def listen_address(value: str) -> str:
     try:
         return value if value == "localhost" else str(ipaddress.ip_address(value))
     except ValueError:
         raise _fault("is not an IP address", "write the address to listen on, e.g. 0.0.0.0 or 127.0.0.1") from None
 
 
-def _user(value: str) -> str:
+def linux_user(value: str) -> str:
     if not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", value):
         raise _fault("is not the name of a Linux user", "write the name of the service's user, e.g. sglang")
     return value
@@ -125,7 +128,47 @@ def _floor(value: Any) -> Any:
     return value
 
 
-class _Strict(BaseModel):
+def _router(value: Any) -> Any:
+    """A router that asks for no key may be its URL alone."""
+    return {"url": value} if isinstance(value, str) else value
+
+
+def _router_url(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        plain = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        plain = False
+    if (
+        not plain
+        or parts.path.strip("/")
+        or parts.query
+        or parts.fragment
+        or "@" in value
+        or not _WORD.fullmatch(value)
+    ):
+        raise _fault("is not the URL of a router", "write http://ADDRESS:PORT, and nothing after it")
+    return value.rstrip("/")
+
+
+def _address(value: str) -> str:
+    with suppress(ValueError):
+        return str(ipaddress.ip_address(value))
+    if not re.fullmatch(r"(?!-)[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*", value):
+        raise _fault("is neither a name nor an IP address", "write how routers reach the host, e.g. 10.0.0.5")
+    return value.lower()
+
+
+def _command(value: list[str]) -> list[str]:
+    if not value or not value[0].startswith("/"):
+        raise _fault("does not begin with an absolute path", "write the program's path on the host, then its words")
+    for word in value:
+        if problem := spelling.word_problem(word):
+            raise _fault(*problem)
+    return value
+
+
+class Strict(BaseModel):
     model_config = ConfigDict(
         strict=True,
         extra="forbid",
@@ -136,13 +179,13 @@ class _Strict(BaseModel):
     )
 
 
-class AnswerFile(_Strict):
+class AnswerFile(Strict):
     prompt: Annotated[str, Field(min_length=1)]
     expect: Annotated[str, Field(min_length=1), AfterValidator(_pattern)]
     max_tokens: Annotated[int, Field(ge=1, le=32768)] = 64
 
 
-class ThroughputFile(_Strict):
+class ThroughputFile(Strict):
     concurrency: Annotated[Any, AfterValidator(_concurrency)]
     input_tokens: Annotated[int, Field(ge=1, le=10_000_000)]
     output_tokens: Annotated[int, Field(ge=1, le=10_000_000)]
@@ -165,32 +208,32 @@ class ThroughputFile(_Strict):
         return {} if self.floor is None else {self.ladder[-1]: float(self.floor)}
 
 
-class SmokeFile(_Strict):
+class SmokeFile(Strict):
     garbled: Annotated[float, Field(ge=0, le=1)] = Smoke.garbled
 
 
 _Nats = Annotated[float, Field(gt=0, le=100)]
 
 
-class DriftFile(_Strict):
+class DriftFile(Strict):
     noise_multiple: Annotated[float, Field(ge=1, le=1000)] = DriftLimits.noise_multiple
     equal_tokens: Annotated[float, Field(ge=0, le=1)] = DriftLimits.equal_tokens
     mean_logprob: _Nats = DriftLimits.mean_logprob
     worst_prompt: _Nats = DriftLimits.worst_prompt
     kl: _Nats = DriftLimits.kl
-    prompts: Annotated[str, AfterValidator(_absolute)] | None = None
+    prompts: Annotated[str, AfterValidator(absolute_path)] | None = None
     policy: Literal["rollback", "note"] = "rollback"
 
 
-class AccuracyFile(_Strict):
-    file: Annotated[str, AfterValidator(_absolute)]
+class AccuracyFile(Strict):
+    file: Annotated[str, AfterValidator(absolute_path)]
     questions: Annotated[int, Field(ge=1, le=100_000)] = Accuracy.questions
     shots: Annotated[int, Field(ge=0, le=64)] = Accuracy.shots
     runs: Annotated[int, Field(ge=3, le=100)] = Accuracy.runs
     floor: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
-class VerifyFile(_Strict):
+class VerifyFile(Strict):
     answers: list[AnswerFile] = []
     smoke: SmokeFile = SmokeFile()
     drift: DriftFile | None = DriftFile()
@@ -202,9 +245,8 @@ class VerifyFile(_Strict):
 _Seconds = Annotated[float, Field(gt=0, le=86400)]
 
 
-class TimeoutsFile(_Strict):
+class TimeoutsFile(Strict):
     preflight: _Seconds = Timeouts.preflight
-    drain: Annotated[float, Field(ge=0, le=86400)] = Timeouts.drain
     stop: _Seconds = Timeouts.stop
     clean: _Seconds = Timeouts.clean
     ready: _Seconds = Timeouts.ready
@@ -216,28 +258,51 @@ class TimeoutsFile(_Strict):
     nvml: _Seconds = Timeouts.nvml
 
 
-class RetentionFile(_Strict):
+class RetentionFile(Strict):
     releases: Annotated[int, Field(ge=2, le=10_000)] = Retention.releases  # one to serve, and one to go back to
     swaps: Annotated[int, Field(ge=1, le=10_000)] = Retention.swaps
 
 
-class EngineFile(_Strict):
-    python: Annotated[str, AfterValidator(_absolute)] = "/opt/sglang/bin/python"
+class EngineFile(Strict):
+    python: Annotated[str, AfterValidator(absolute_path)] = "/opt/sglang/bin/python"
     version: Annotated[str, AfterValidator(_version)] | None = None
 
 
-class RequiresFile(_Strict):
+class RequiresFile(Strict):
     architecture: list[Annotated[str, AfterValidator(_architecture)]] = []
     memory: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     driver: Annotated[str, AfterValidator(_version)] | None = None
 
 
-class SecretFile(_Strict):
+class SecretFile(Strict):
     env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
     file: Annotated[str, Field(min_length=1)] | None = None
 
 
-class Settings(_Strict):
+class RouterFile(Strict):
+    url: Annotated[str, AfterValidator(_router_url)]
+    key: SecretFile | None = None
+
+
+class DrainFile(Strict):
+    deadline: Annotated[float, Field(ge=0, le=86400)] = Drain.deadline
+    then: Literal["proceed", "fail"] = "proceed"
+    unreachable: Literal["fail", "proceed"] = "fail"
+
+
+class HookFile(Strict):
+    command: Annotated[list[str], AfterValidator(_command)] | None = None
+    webhook: SecretFile | None = None
+    timeout: Annotated[float, Field(gt=0, le=3600)] = Hook.timeout
+
+
+class HooksFile(Strict):
+    drain: HookFile | None = None
+    open: HookFile | None = None
+    result: HookFile | None = None
+
+
+class Settings(Strict):
     """What both a model and a profile may say. flags and environment are checked apart, see `_findings`."""
 
     flags: dict[str, Any] = {}
@@ -255,14 +320,18 @@ class Server(Settings):
     path: Annotated[str, AfterValidator(_model_path)]
     served_name: Annotated[str, AfterValidator(_served_name)] | None = None
     port: Annotated[int, Field(ge=1, le=65535)] = 30000
-    host: Annotated[str, AfterValidator(_host)] = "0.0.0.0"  # noqa: S104 - the host's firewall and the quarantine decide
-    user: Annotated[str, AfterValidator(_user)] = "sglang"
+    host: Annotated[str, AfterValidator(listen_address)] = "0.0.0.0"  # noqa: S104 - the host's firewall and the quarantine decide
+    user: Annotated[str, AfterValidator(linux_user)] = "sglang"
     gpus: Annotated[Any, AfterValidator(_gpus)] = None
     secrets: dict[str, SecretFile] = {}
     memory_margin: Annotated[int, Field(ge=0, le=10_000_000)] = 1024
     disk_free: Annotated[int, Field(ge=0, le=1_000_000_000)] = 1024
     end_foreign: bool = False
     retention: RetentionFile = RetentionFile()
+    address: Annotated[str, AfterValidator(_address)] | None = None
+    routers: list[Annotated[RouterFile, BeforeValidator(_router)]] = []
+    drain: DrainFile = DrainFile()
+    hooks: HooksFile = HooksFile()
 
 
 class ModelFile(Server):
@@ -350,8 +419,8 @@ def read_library(root: Path) -> tuple[Library, Sequence[Fault]]:
     return library, sorted(faults, key=_place)
 
 
-def check(schema: type[BaseModel], layer: Layer, whole: bool = False) -> Iterator[Fault]:
-    """The faults of one layer. whole: also what is missing from it."""
+def check(schema: type[BaseModel], layer: Layer, whole: bool = False, settings: bool = True) -> Iterator[Fault]:
+    """The faults of one layer. whole: also what is missing from it. settings: whether its flags are SGLang's."""
     try:
         schema.model_validate(layer.value)
     except ValidationError as error:
@@ -359,7 +428,7 @@ def check(schema: type[BaseModel], layer: Layer, whole: bool = False) -> Iterato
             # A later layer may bring what is missing, except inside a list: lists are replaced whole.
             if whole or detail["type"] != "missing" or any(isinstance(item, int) for item in detail["loc"]):
                 yield _explain(schema, detail, layer)
-    for prefix in _settings_within(layer.value):
+    for prefix in _settings_within(layer.value) if settings else ():
         for loc, what, todo in _findings(_at(layer.value, prefix)):
             yield Fault(layer.where((*prefix, *loc)), what, todo)
 
@@ -392,7 +461,7 @@ def _read_folder(folder: Path, faults: list[Fault]) -> dict[str, Document]:
     return documents
 
 
-_MAPS = ("flags", "environment", "engine", "requires", "verify", "timeouts", "secrets", "models")
+_MAPS = ("flags", "environment", "engine", "requires", "verify", "timeouts", "secrets", "drain", "hooks", "models")
 
 
 def _tidy(value: dict[str, Any]) -> dict[str, Any]:
@@ -460,7 +529,8 @@ def _at(value: Mapping[str, Any], loc: Loc) -> Mapping[str, Any]:
 
 
 def _findings(settings: Mapping[str, Any]) -> Iterator[spelling.Finding]:
-    """Faults in flags, environment and secrets, whose keys are not ours."""
+    """Faults in flags, environment and secrets, whose keys are not ours, and those that several keys make together."""
+    yield from _traffic_findings(settings)
     flags = settings.get("flags")
     if isinstance(flags, dict):
         for loc, what, todo in spelling.findings(flags):
@@ -477,10 +547,34 @@ def _findings(settings: Mapping[str, Any]) -> Iterator[spelling.Finding]:
             yield ("secrets", name), f"Kernelswap sets --{name} itself", spelling.OWNED[name]
         elif name not in spelling.SECRETS:
             yield ("secrets", name), "is no secret of SGLang's", f"use one of: {', '.join(spelling.SECRETS)}"
-        if isinstance(secret, dict) and (secret.get("env") is None) == (secret.get("file") is None):
-            yield ("secrets", str(name)), "needs one source", "write {env: NAME} or {file: PATH}"
+        yield from _source_findings(("secrets", str(name)), secret)
         if isinstance(flags, dict) and flags.get(name) not in (None, False):
             yield ("secrets", str(name)), "is given under `flags` too", "keep it here only"
+
+
+def _traffic_findings(settings: Mapping[str, Any]) -> Iterator[spelling.Finding]:
+    """Faults that several keys below `routers` and `hooks` make together."""
+    routers, hooks = settings.get("routers"), settings.get("hooks")
+    seen: set[str] = set()
+    for index, router in enumerate(routers if isinstance(routers, list) else ()):
+        url = router if isinstance(router, str) else router.get("url") if isinstance(router, dict) else None
+        if isinstance(url, str) and (url := url.rstrip("/")) in seen:
+            yield ("routers", index), "is listed twice", "name each router once"
+        elif isinstance(url, str):
+            seen.add(url)
+        if isinstance(router, dict):
+            yield from _source_findings(("routers", index, "key"), router.get("key"))
+    for moment, hook in hooks.items() if isinstance(hooks, dict) else ():
+        if isinstance(hook, dict):
+            yield from _source_findings(("hooks", str(moment), "webhook"), hook.get("webhook"))
+            if (hook.get("command") is None) == (hook.get("webhook") is None):
+                todo = "write {command: [/PATH, ...]} or {webhook: {env: NAME}}"
+                yield ("hooks", str(moment)), "needs a command or a webhook", todo
+
+
+def _source_findings(loc: tuple[str | int, ...], secret: Any) -> Iterator[spelling.Finding]:
+    if isinstance(secret, dict) and (secret.get("env") is None) == (secret.get("file") is None):
+        yield loc, "needs one source", "write {env: NAME} or {file: PATH}"
 
 
 _SECRET_NAME = re.compile(r"(^|_)(TOKEN|API_?KEY|SECRET(_KEY)?|ACCESS_KEY|PASSWORD|PASSWD)$")
@@ -540,7 +634,7 @@ def _explain(schema: type[BaseModel], detail: ErrorDetails, layer: Layer) -> Fau
     where, kind, context = layer.where(loc), detail["type"], detail.get("ctx", {})
     if kind == "kernelswap":
         return Fault(where, context["what"], context["todo"])
-    if loc[:1] == ("secrets",) and len(loc) == 2 and kind.startswith("model"):
+    if _is_secret(loc) and kind.startswith("model"):
         return Fault(where, "is a secret in clear", "write {env: NAME} or {file: PATH}, and change that secret now")
     if kind == "extra_forbidden" and schema is ProfileFile and len(loc) in (1, 3) and loc[-1] in _keys(Server, ()):
         return Fault(where, "is not for profiles", "set it in the model or in the host's data")
@@ -553,24 +647,28 @@ def _explain(schema: type[BaseModel], detail: ErrorDetails, layer: Layer) -> Fau
     return Fault(where, detail["msg"].removeprefix("Input ").replace("should be", "must be"), "change the value")
 
 
+def _is_secret(loc: Loc) -> bool:
+    """Whether a place is that of a SecretFile."""
+    return (loc[:1] == ("secrets",) and len(loc) == 2) or (loc[:1], loc[-1]) in (
+        (("routers",), "key"),
+        (("key",), "key"),
+        (("hooks",), "webhook"),
+    )
+
+
 def _keys(schema: type[BaseModel], loc: Loc) -> list[str]:
     """The keys that are allowed at a place of a schema."""
-    nested: dict[str, type[BaseModel]] = {
-        "engine": EngineFile,
-        "requires": RequiresFile,
-        "verify": VerifyFile,
-        "timeouts": TimeoutsFile,
-        "smoke": SmokeFile,
-        "drift": DriftFile,
-        "accuracy": AccuracyFile,
-        "throughput": ThroughputFile,
-        "answers": AnswerFile,
-        "secrets": SecretFile,
-        "models": Settings,
-    }
     for item in loc:
-        schema = nested.get(str(item), schema)
+        field = next((field for field in schema.model_fields.values() if field.alias == item), None)
+        schema = _schema_in(field.annotation) or schema if field else schema
     return [field.alias or name for name, field in schema.model_fields.items()]
+
+
+def _schema_in(annotation: Any) -> type[BaseModel] | None:
+    """The schema of what an annotation holds: alone, in a list, a map or a choice."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_schema_in, get_args(annotation))), None)
 
 
 def _place(fault: Fault) -> tuple[str, int, str]:

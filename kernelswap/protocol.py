@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import hmac
 import json
 from dataclasses import dataclass, field
 from typing import (
@@ -28,14 +30,22 @@ from typing import (
 )
 
 CONFIG_ROOT = "/etc/kernelswap"  # releases, the known-good link, the host's key
+TRAFFIC_FILE = "traffic.json"  # below CONFIG_ROOT/INSTANCE, see Traffic
 STATE_ROOT = "/var/lib/kernelswap"  # journal, lock, history, evidence
 AGENT_PATH = "/usr/local/lib/kernelswap/agent.pyz"
 METRICS_LINK = CONFIG_ROOT + "/metrics"  # leads to the folder of the textfile collector, see agent/metrics.py
 DRIFT_UNITS = ("kernelswap-drift.service", "kernelswap-drift.timer")
 RUN_ROOT = "/run/kernelswap"  # what a reboot may forget
 KEY_PATH = CONFIG_ROOT + "/key"  # 32 random bytes as hex; keys the digest of secrets, see render.py
+ROUTER_UNIT = "sglang-router.service"
+ROUTER_KEY = CONFIG_ROOT + "/router.key"  # no instance is called that
 ENGINE_MODULE = "sglang.launch_server"
 DIRTY = 3  # the guard's exit code for a host that it saw not to be clean; Python's own are 1 and 2
+
+
+def keyed_digest(key: str, text: str) -> str:
+    """By which both sides know a text that holds secrets, without telling anything of it."""
+    return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
 def unit_name(instance: str) -> str:
@@ -158,7 +168,6 @@ class Timeouts:
     question to the GPUs' driver, which itself waits 45 s for a GPU that has hung; `soak` is added to min_healthy."""
 
     preflight: float = 120
-    drain: float = 30
     stop: float = 60
     clean: float = 120
     ready: float = 1800
@@ -168,6 +177,51 @@ class Timeouts:
     throughput: float = 1200
     soak: float = 300
     nvml: float = 60
+
+
+@dataclass(frozen=True)
+class Router:
+    """A router that sends an instance its users. key: the one that it asks of whoever calls it; "": it asks none."""
+
+    url: str
+    key: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class Drain:
+    """How users leave a server before it stops.
+
+    deadline: seconds in which running requests may end. then: what happens where some have not, `proceed` (the stop
+    itself lets them end, see `timeouts.stop`) or `fail` (nothing is stopped). unreachable: what happens where a router
+    does not answer, `fail` or `proceed`.
+    """
+
+    deadline: float = 30.0  # as the controller writes it
+    then: str = "proceed"
+    unreachable: str = "fail"
+
+
+@dataclass(frozen=True)
+class Hook:
+    """Who is told of a moment of a swap: a command, as its words, or a webhook, as its URL. timeout: seconds."""
+
+    command: Tuple[str, ...] = ()
+    webhook: str = field(default="", repr=False)
+    timeout: float = 30.0
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Where the users of an instance come from, and who else is told that they come and go. It holds secrets.
+
+    It belongs to the instance and to no release: a rollback takes users away and brings them back as it is said today.
+    address: the host's, as its routers reach it. hooks: by moment, `drain`, `open` or `result`.
+    """
+
+    address: str = ""
+    routers: Tuple[Router, ...] = ()
+    drain: Drain = field(default_factory=Drain)
+    hooks: Dict[str, Hook] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -415,7 +469,9 @@ class InstanceState:
     known_good: the release that was committed last. unit_intact: /etc holds exactly that release's unit, enabled,
     and nothing of a candidate is left. history: the newest reports; barred and rollback_target follow from all of it.
     releases: staged release -> file name -> SHA-256 (secrets only by name, with
-    an empty hash). plan: of the known-good release. health: `ok`, `unhealthy: <why>` or "" (not asked).
+    an empty hash). plan: of the known-good release. health: `ok`, `unhealthy: <why>` or "" (not asked). traffic: the
+    digest of its Traffic under the host's key, "" if it has none; member: the state of the unit that keeps the
+    instance in its routers.
     """
 
     instance: str
@@ -431,6 +487,20 @@ class InstanceState:
     history: Tuple[Report, ...] = ()
     barred: Tuple[str, ...] = ()
     rollback_target: Optional[str] = None
+    traffic: str = ""
+    member: str = ""
+
+
+@dataclass(frozen=True)
+class RouterState:
+    """The router of a host. unit: SHA-256 of its unit's file; key: digest of its key under the host's, "" if it has
+    none; state: of the unit. workers: the URLs that it lists; None where `problem` tells why it did not say."""
+
+    unit: str = ""
+    key: str = ""
+    state: str = "absent"
+    workers: Optional[Tuple[str, ...]] = None
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -440,7 +510,8 @@ class HostState:
     agent: SHA-256 of the agent's file. key: see KEY_PATH; empty if none. users: names of the users asked about that
     exist. recover_enabled: instances whose recover unit is enabled. servers: SGLang processes outside our units.
     gpu_error: why the GPUs could not be read. metrics: the folder that metrics are written to, "" if none is.
-    drift_units: SHA-256 of the units that look for drift; "" where they are missing or not enabled.
+    drift_units: SHA-256 of the units that look for drift; "" where they are missing or not enabled. member_unit: that
+    of the unit that keeps instances in their routers. router: if asked for.
     """
 
     agent: str
@@ -454,6 +525,8 @@ class HostState:
     gpu_error: str = ""
     metrics: str = ""
     drift_units: str = ""
+    member_unit: str = ""
+    router: Optional[RouterState] = None
 
 
 @dataclass(frozen=True)

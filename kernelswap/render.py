@@ -7,7 +7,7 @@ import hmac
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,19 @@ from jinja2.exceptions import TemplateError
 from kernelswap import flags as spelling
 from kernelswap import seal
 from kernelswap.errors import ConfigError, Fault
-from kernelswap.protocol import AGENT_PATH, CONFIG_ROOT, DIRTY, ENGINE_MODULE, Plan, encode, gpu_indices, unit_name
+from kernelswap.protocol import (
+    AGENT_PATH,
+    CONFIG_ROOT,
+    DIRTY,
+    ENGINE_MODULE,
+    Plan,
+    Traffic,
+    encode,
+    gpu_indices,
+    unit_name,
+)
 from kernelswap.seal import SECRETS_FILE, UNNAMED
-from kernelswap.servers import ServerSpec
+from kernelswap.servers import Secret, ServerSpec
 
 LOGGING_FILE = "logging.json"
 PLAN_FILE = "plan.json"
@@ -57,20 +67,39 @@ class Release:
     secrets: Hidden | None = None
 
 
+NO_TRAFFIC = Hidden(encode(Traffic()))  # which need not be said
+
+
+def traffic_text(spec: ServerSpec, secrets: Mapping[str, str]) -> Hidden:
+    """The file that says where a server's users come from, see protocol.Traffic."""
+    traffic = spec.traffic
+    routers = (replace(r, key=secrets.get(f"routers/{n}/key", "")) for n, r in enumerate(traffic.routers))
+    hooks = {name: replace(h, webhook=secrets.get(f"hooks/{name}/webhook", "")) for name, h in traffic.hooks.items()}
+    return Hidden(encode(replace(traffic, routers=tuple(routers), hooks=hooks)))
+
+
 def release_folder(instance: str, release: str) -> str:
     """Where a release lies on the host; the service's user must be able to read it, except for the secrets."""
     return f"{CONFIG_ROOT}/{instance}/releases/{release}"
 
 
 def resolve_secrets(spec: ServerSpec, environ: Mapping[str, str], place: str = "") -> dict[str, str]:
-    """The values of the spec's secrets, by flag name, read on the controller. Raises ConfigError for missing ones.
+    """The values of the spec's secrets, read on the controller: those for SGLang by the flag's name, those of its
+    traffic by their place. Raises ConfigError for missing ones.
 
     place: whose they are, for faults, e.g. `host gpu1: `.
     """
+    named = {f"secrets/{name}": (name, source) for name, source in spec.secrets.items()}
+    named |= {name: (name, source) for name, source in spec.traffic_secrets.items()}
+    return read_secrets(named, environ, f"{place}instance {spec.instance}: ")
+
+
+def read_secrets(named: Mapping[str, tuple[str, Secret]], environ: Mapping[str, str], place: str) -> dict[str, str]:
+    """Secrets by name. named: by the key that declares each. Raises ConfigError with the faults of all."""
     values: dict[str, str] = {}
     faults: list[Fault] = []
-    for name, source in spec.secrets.items():
-        where = f"{place}instance {spec.instance}: secrets/{name}"
+    for key, (name, source) in named.items():
+        where = f"{place}{key}"
         if source.env is not None:
             value = environ.get(source.env)
             if value is None:
@@ -84,7 +113,7 @@ def resolve_secrets(spec: ServerSpec, environ: Mapping[str, str], place: str = "
                 faults.append(Fault(where, f"{source.file}: {reason.lower()}", "put the secret into that file"))
                 continue
         values[name] = value.rstrip("\r\n")
-        if problem := _secret_problem(values[name]):
+        if problem := _url_problem(values[name]) if key.endswith("/webhook") else _secret_problem(values[name]):
             faults.append(Fault(where, *problem))
     if faults:
         raise ConfigError(faults)
@@ -101,8 +130,15 @@ def _secret_problem(value: str) -> tuple[str, str] | None:
     return spelling.word_problem(value)
 
 
+def _url_problem(value: str) -> tuple[str, str] | None:
+    if not re.fullmatch(r"https?://[!-~]+", value):
+        return "is not a URL", "set it to the whole URL, http:// or https://"
+    return None
+
+
 def render(spec: ServerSpec, secrets: Mapping[str, str], key: str, templates: Path) -> Release:
     """The release of a server. key: the host's random key, see KEY_PATH; needed only where there are secrets."""
+    secrets = {name: value for name, value in secrets.items() if name not in spec.traffic_secrets}
     if set(secrets) != set(spec.secrets):
         raise ValueError(f"secrets of {spec.instance}: {sorted(secrets)} given, {sorted(spec.secrets)} declared")
     if secrets and not key:
@@ -183,7 +219,7 @@ def _unit(spec: ServerSpec, release: str, templates: Path) -> str:
         "protect_home": _protect_home(spec),
     }
     try:
-        text = _templates(templates).get_template(UNIT_TEMPLATE).render(values)
+        text = templates_of(templates).get_template(UNIT_TEMPLATE).render(values)
     except (TemplateError, OSError) as error:
         fault = Fault(str(templates / UNIT_TEMPLATE), f"cannot be rendered: {error}", "compare it with the shipped one")
         raise ConfigError([fault]) from error
@@ -193,7 +229,7 @@ def _unit(spec: ServerSpec, release: str, templates: Path) -> str:
 
 
 @cache
-def _templates(folder: Path) -> Environment:
+def templates_of(folder: Path) -> Environment:
     environment = Environment(  # noqa: S701 - unit files, not HTML
         loader=FileSystemLoader(folder),
         undefined=StrictUndefined,

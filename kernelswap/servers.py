@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from kernelswap.errors import Fault
 from kernelswap.flags import FlagValue
-from kernelswap.protocol import Gpu, Requires, Retention, Timeouts, Verify
+from kernelswap.protocol import Gpu, Requires, Retention, Timeouts, Traffic, Verify
 
 DEFAULT_INSTANCE = "main"
 
@@ -38,7 +39,8 @@ class Note:
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """One SGLang server of a host. gpus and gpu_count as in `protocol.Plan`."""
+    """One SGLang server of a host. gpus and gpu_count as in `protocol.Plan`. traffic: without its secrets, which are in
+    traffic_secrets by their place, `routers/0/key`."""
 
     instance: str
     model: str
@@ -64,6 +66,8 @@ class ServerSpec:
     retention: Retention = field(default_factory=Retention)
     engine_version: str = ""
     requires: Requires = field(default_factory=Requires)
+    traffic: Traffic = field(default_factory=Traffic)
+    traffic_secrets: Mapping[str, Secret] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
 
 
@@ -76,3 +80,8 @@ def pin(spec: ServerSpec, gpus: Sequence[Gpu]) -> ServerSpec:
     """The server with its GPUs by UUID."""
     uuids = {str(gpu.index): gpu.uuid for gpu in gpus if not gpu.parent}
     return replace(spec, gpus=tuple(uuids[name] if name.isdigit() else name for name in spec.gpus))
+
+
+def is_router_only(data: Mapping[str, Any]) -> bool:
+    """Whether a host has a router and serves nothing."""
+    return "router" in data and not {"model", "instances"} & set(data)

@@ -6,23 +6,28 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from kernelswap import flags as spelling
 from kernelswap import sglang
 from kernelswap.errors import ConfigError, Fault
-from kernelswap.profile import Layer, Library, Server, ThroughputFile, VerifyFile, check, nearest
+from kernelswap.profile import HookFile, Layer, Library, Server, ThroughputFile, VerifyFile, check, nearest
 from kernelswap.protocol import (
     Accuracy,
     Answer,
+    Drain,
     DriftLimits,
+    Hook,
     Requires,
     Retention,
+    Router,
     Smoke,
     Throughput,
     Timeouts,
+    Traffic,
     Verify,
 )
-from kernelswap.servers import ALWAYS, CHECK, DEFAULT_INSTANCE, NEVER, Note, Secret, ServerSpec
+from kernelswap.servers import ALWAYS, CHECK, DEFAULT_INSTANCE, NEVER, Note, Secret, ServerSpec, is_router_only
 from kernelswap.sglang_parser import opinions
 from kernelswap.yamlfile import Loc
 
@@ -45,17 +50,21 @@ def server_spec(
     overrides: Mapping[str, Any] | None = None,
     where: str = "host data",
     prefix: Loc = (),
+    shared: Mapping[str, Any] | None = None,
+    reached: str = "",
 ) -> ServerSpec:
     """The server that `model` and `profile` make with a host's `overrides` laid over them. Raises ConfigError.
 
-    where, prefix: the place of the overrides, for faults.
+    where, prefix: the place of the overrides, for faults. shared: what the host says of all its servers, below these.
+    reached: the host's address where `address` does not say it.
     """
     layer = Layer(HostData(where), plain(overrides or {}), prefix)
+    common = Layer(HostData(where), plain(shared or {}))
     faults = list(_name_faults(library, instance, model, profile, layer))
-    faults += check(Server, layer)
+    faults += [*check(Server, common), *check(Server, layer)]
     if faults:
         raise ConfigError(faults)
-    layers = (*library.models[model], *library.profile_layers(profile, model), layer)
+    layers = (*library.models[model], *library.profile_layers(profile, model), common, layer)
     merged: dict[str, Any] = {}
     for each in layers:
         merged = _merge(merged, each.value)
@@ -64,23 +73,27 @@ def server_spec(
     if faults:
         raise ConfigError(faults)
     server = Server.model_validate(merged)
-    faults = [*_gpu_faults(server, origin), *_floor_faults(server, origin)]
+    faults = [*_gpu_faults(server, origin), *_floor_faults(server, origin), *_listener_faults(server, origin)]
     if faults:
         raise ConfigError(faults)
-    spec = _decide(server, instance, model, profile)
+    spec = _decide(server, instance, model, profile, reached)
     return replace(spec, notes=tuple(_notes(spec, origin)))
 
 
 def host_specs(
-    library: Library, data: Mapping[str, Any], where: str = "host data", profile: str | None = None
+    library: Library, data: Mapping[str, Any], where: str = "host data", profile: str | None = None, name: str = ""
 ) -> tuple[ServerSpec, ...]:
-    """The servers of one host, from its inventory data: `model`, `profile`, `instances`. Raises ConfigError.
+    """The servers of one host, from its inventory data: `model`, `profile`, `instances`, SHARED. Raises ConfigError.
 
-    profile: asked for on the command line; it then replaces the profile of every instance.
+    profile: asked for on the command line; it then replaces the profile of every instance. name: the host's.
     """
+    if is_router_only(data):
+        return ()
     faults = list(_misplaced(data, where))
+    shared = {key: data[key] for key in SHARED if key in data}
+    reached = str(data.get("ssh_hostname") or name)
     specs: list[ServerSpec] = []
-    for name, choice, prefix in _instances(data, where, faults):
+    for instance, choice, prefix in _instances(data, where, faults):
         chosen = {"model": choice.get("model") or data.get("model")}
         chosen["profile"] = profile or choice.get("profile") or data.get("profile")
         missing = [key for key, value in chosen.items() if not value]
@@ -90,7 +103,9 @@ def host_specs(
         overrides = {key: value for key, value in choice.items() if key not in chosen}
         model, chosen_profile = str(chosen["model"]), str(chosen["profile"])
         try:
-            specs.append(server_spec(library, name, model, chosen_profile, overrides, where, prefix))
+            specs.append(
+                server_spec(library, instance, model, chosen_profile, overrides, where, prefix, shared, reached)
+            )
         except ConfigError as error:
             faults += error.faults
     faults += _collisions(specs, where)
@@ -103,6 +118,10 @@ def host_specs(
 _SERVER_KEYS = {"flags", "environment", "engine", "requires", "expose", "verify", "timeouts", "secrets", "gpus"} | {
     "port", "served-name", "memory-margin", "disk-free", "end-foreign", "retention"
 }  # fmt: skip
+
+
+# What a host, or its group, says of all its servers next to `model` and `profile`.
+SHARED = ("address", "routers", "drain", "hooks")
 
 
 def _misplaced(data: Mapping[str, Any], where: str) -> Iterator[Fault]:
@@ -161,7 +180,7 @@ def plain(value: Any) -> Any:
 
 
 # The values below these keys belong to others, and each is one value: a later layer replaces it whole.
-_REPLACED = (("flags",), ("environment",), ("secrets",))
+_REPLACED = (("flags",), ("environment",), ("secrets",), ("hooks",))
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any], loc: Loc = ()) -> dict[str, Any]:
@@ -230,6 +249,15 @@ def _floor_faults(server: Server, origin: _Origin) -> Iterator[Fault]:
         yield Fault(origin.where(("verify", "throughput", "floor")), what, "change one of them")
 
 
+_ANY = ("0.0.0.0", "::")  # noqa: S104
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def _listener_faults(server: Server, origin: _Origin) -> Iterator[Fault]:
+    if server.host in _LOOPBACK and any(urlsplit(router.url).hostname not in _LOOPBACK for router in server.routers):
+        yield Fault(origin.where(("host",)), f"is {server.host}, and its routers are elsewhere", "listen on 0.0.0.0")
+
+
 def _collisions(specs: Sequence[ServerSpec], where: str) -> Iterator[Fault]:
     for index, later in enumerate(specs):
         for earlier in specs[:index]:
@@ -252,7 +280,7 @@ def _uses_gpus(spec: ServerSpec) -> bool:
     return spec.flags.get("device") != "cpu"
 
 
-def _decide(server: Server, instance: str, model: str, profile: str) -> ServerSpec:
+def _decide(server: Server, instance: str, model: str, profile: str, reached: str) -> ServerSpec:
     schedulers = spelling.schedulers(server.flags)
     gpus = tuple(map(str, server.gpus)) if isinstance(server.gpus, list) else ()
     count = {"all": schedulers, None: 0}.get(server.gpus, server.gpus) if not gpus else len(gpus)
@@ -283,7 +311,35 @@ def _decide(server: Server, instance: str, model: str, profile: str) -> ServerSp
         requires=Requires(
             tuple(server.requires.architecture), int(server.requires.memory), server.requires.driver or ""
         ),
+        traffic=_traffic(server, reached),
+        traffic_secrets=dict(_traffic_secrets(server)),
     )
+
+
+def _hooks(server: Server) -> Iterator[tuple[str, HookFile]]:
+    for moment in type(server.hooks).model_fields:
+        if hook := getattr(server.hooks, moment):
+            yield moment, hook
+
+
+def _traffic(server: Server, reached: str) -> Traffic:
+    own = "" if server.host in _ANY else server.host
+    hooks = {name: Hook(tuple(hook.command or ()), timeout=float(hook.timeout)) for name, hook in _hooks(server)}
+    return Traffic(
+        address=(server.address or own or reached) if server.routers else "",
+        routers=tuple(Router(router.url) for router in server.routers),
+        drain=Drain(float(server.drain.deadline), server.drain.then, server.drain.unreachable),
+        hooks=hooks,
+    )
+
+
+def _traffic_secrets(server: Server) -> Iterator[tuple[str, Secret]]:
+    for index, router in enumerate(server.routers):
+        if router.key:
+            yield f"routers/{index}/key", Secret(router.key.env, router.key.file)
+    for moment, hook in _hooks(server):
+        if hook.webhook:
+            yield f"hooks/{moment}/webhook", Secret(hook.webhook.env, hook.webhook.file)
 
 
 def _verify(verify: VerifyFile) -> Verify:

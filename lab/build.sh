@@ -3,6 +3,7 @@
 #   base     Debian, its users, sshd, a persistent journal
 #   engine   /opt/sglang: SGLang in a venv of Debian's own Python
 #   model    /srv/models/tiny and the shim that lets SGLang run without CUDA packages
+#   router   /opt/sglang-router: sglang-router in a venv of its own
 #   nvml     the simulated libnvidia-ml.so.1
 #   standin  /opt/standin: what stands in for SGLang where its load time is not the point; /opt/faulty: what breaks the real one
 # Each layer is named by a digest of what it is made from, so a changed input remakes it and what stands on it, and nothing else.
@@ -21,6 +22,8 @@ name_layers() {
   wheels=$cache/wheels-$({ cat "$here/requirements.txt"; declare -f download; } | digest)
   engine=$cache/engine-$({ echo "$base $wheels"; declare -f make_engine; } | digest)
   model=$cache/model-$({ echo "$engine"; cat "$here/make_model.py" "$here/shim/sitecustomize.py"; declare -f make_model; } | digest)
+  router_wheels=$cache/router-wheels-$({ cat "$here/router/requirements.txt"; declare -f download download_router; } | digest)
+  router=$cache/router-$({ echo "$base $router_wheels"; declare -f make_router; } | digest)
   nvml=$cache/nvml-$({ echo "$base"; cat "$here/nvml/nvml.c"; declare -f make_nvml; } | digest)
   standin=$cache/standin-$({ cat "$here"/standin/sglang/{,srt/}*.py "$here"/faulty/*.py; declare -f make_standin; } | digest)
 }
@@ -83,6 +86,18 @@ make_model() {
   chmod -R a+rX "$1/srv/models"
 }
 
+download_router() {
+  ( shopt -s nullglob # there is no torch among them
+    PYTHON=$(python_with_pip) here=$here/router download "$1" )
+}
+
+make_router() {
+  mount --bind "$router_wheels" "$1/mnt"
+  inside "$1" python3 -m venv /opt/sglang-router
+  inside "$1" /opt/sglang-router/bin/pip install -qq --no-deps --no-index --find-links /mnt -r /dev/stdin <"$here/router/requirements.txt"
+  inside "$1" /opt/sglang-router/bin/python -c 'import sglang_router.launch_router'
+}
+
 make_nvml() {
   local library=usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1
   mkdir -p "$1/${library%/*}"
@@ -108,7 +123,7 @@ plain() { # plain TARGET COMMAND: COMMAND fills a folder, which becomes TARGET o
   if [ -d "$1" ]; then return; fi
   local start=$SECONDS
   rm -rf "$1.tmp"
-  if [ "$2" = download ]; then mkdir "$1.tmp"; fi
+  case $2 in download*) mkdir "$1.tmp" ;; esac
   "$2" "$1.tmp"
   mv "$1.tmp" "$1"
   note "made ${1##*/} in $((SECONDS - start)) s"
@@ -139,6 +154,8 @@ build() {
   plain "$wheels" download
   layer "$engine" "$base" make_engine
   layer "$model" "$engine:$base" make_model
+  plain "$router_wheels" download_router
+  layer "$router" "$base" make_router
   layer "$nvml" "$base" make_nvml
   plain "$standin" make_standin
 }
@@ -146,7 +163,7 @@ build() {
 clean() {
   local entry
   for entry in "$cache"/*-*; do
-    case $entry in "$base" | "$wheels" | "$engine" | "$model" | "$nvml" | "$standin") continue ;; esac
+    case $entry in "$base" | "$wheels" | "$engine" | "$model" | "$router_wheels" | "$router" | "$nvml" | "$standin") continue ;; esac
     grep -q "[=:]$entry[:,]" /proc/self/mounts || { note "removing ${entry##*/}"; rm -rf "$entry"; }
   done
 }
@@ -162,8 +179,8 @@ main() {
     locked clean
     return
   fi
-  [ -d "$base" -a -d "$engine" -a -d "$model" -a -d "$nvml" -a -d "$standin" ] || locked build
-  echo "$standin:$nvml:$model:$engine:$base"
+  [ -d "$base" -a -d "$engine" -a -d "$model" -a -d "$router" -a -d "$nvml" -a -d "$standin" ] || locked build
+  echo "$standin:$nvml:$router:$model:$engine:$base"
 }
 
 locked() { # in a mount namespace of its own, so that an interrupted build leaves no mount; one at a time, so that none races

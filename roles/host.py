@@ -10,7 +10,7 @@ from pyinfra.operations import server
 
 from kernelswap.facts.agent import ALONE
 from kernelswap.operations.content import File, place
-from kernelswap.planning import RECOVER_UNIT, Setup
+from kernelswap.planning import MEMBER_UNIT, RECOVER_UNIT, Setup
 from kernelswap.protocol import AGENT_PATH, KEY_PATH
 
 NEW_USER = ["useradd", "--system", "--create-home", "--shell", "/usr/sbin/nologin"]
@@ -25,12 +25,14 @@ def prepare_host(setup: Setup) -> None:
         files.append(File(AGENT_PATH, setup.agent, mode=0o755))
     if setup.recover_unit:
         files.append(File(f"/etc/systemd/system/{RECOVER_UNIT}", setup.recover_unit))
+    if setup.member_unit:
+        files.append(File(f"/etc/systemd/system/{MEMBER_UNIT}", setup.member_unit))
     if files:
         place(name="Install the agent", files=files)
 
     # Each command of server.shell is a remote command, so they are joined.
     commands = [shlex.join([*NEW_USER, "--home-dir", f"/var/lib/{user}", user]) for user in setup.users]
-    if setup.recover_unit or setup.recover:
+    if setup.recover_unit or setup.member_unit or setup.recover:
         commands.append("systemctl daemon-reload")
     if setup.recover:
         names = [RECOVER_UNIT.replace("@", f"@{instance}") for instance in setup.recover]
@@ -39,3 +41,11 @@ def prepare_host(setup: Setup) -> None:
         commands.append(f"{ALONE} {AGENT_PATH} compile")
     if commands:
         server.shell(name="Create the service's user, enable the recover unit", commands=[" && ".join(commands)])
+
+
+@deploy("Keep the servers in their routers")
+def join_routers(setup: Setup) -> None:
+    """After what it reads is staged."""
+    names = [MEMBER_UNIT.replace("@", f"@{instance}") for instance in setup.members]
+    command = shlex.join(["systemctl", "enable", "--quiet", "--now", "--", *names])
+    server.shell(name="Start the member unit", commands=[command])

@@ -6,6 +6,7 @@ from pyinfra.api import deploy
 
 from kernelswap.operations.content import File, place
 from kernelswap.planning import Step
+from kernelswap.protocol import CONFIG_ROOT, TRAFFIC_FILE
 from kernelswap.render import release_folder
 
 
@@ -13,6 +14,8 @@ from kernelswap.render import release_folder
 def stage_releases(steps: Iterable[Step]) -> None:
     files = []
     for step in steps:
+        if step.traffic:
+            files.append(File(f"{CONFIG_ROOT}/{step.instance}/{TRAFFIC_FILE}", step.traffic, mode=0o600))
         for name in step.stage if step.release else ():
             path = f"{release_folder(step.instance, step.release.name)}/{name}"
             if name in step.release.files:

@@ -14,9 +14,9 @@ from kernelswap.cli import drift, status
 from kernelswap.config_drift import grouped, shortened
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.fleet import Seen
-from kernelswap.planning import RECOVER_UNIT, Monitoring, _unit_text, monitoring_of
-from kernelswap.protocol import Finding, Gpu, HostDrift, HostState, InstanceState
-from kernelswap.render import render
+from kernelswap.planning import MEMBER_UNIT, RECOVER_UNIT, Monitoring, _unit_text, monitoring_of
+from kernelswap.protocol import Finding, Gpu, HostDrift, HostState, InstanceState, Router, Traffic, keyed_digest
+from kernelswap.render import render, traffic_text
 from kernelswap.spec import Secret, ServerSpec
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
@@ -212,3 +212,20 @@ def test_a_fault_of_the_inventory_is_trouble(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(drift, "look", fail)
     result = CliRunner().invoke(status.command, ["hosts.py", "--drift"])
     assert (result.exit_code, result.output) == (2, "Error: hosts.py: is not an inventory file; name one\n")
+
+
+def test_routers_that_the_host_does_not_know() -> None:
+    joined = replace(SPEC, traffic=Traffic("10.0.0.5", (Router("http://r1:30000"),)))
+    lines = [words(finding) for finding in found(committed(), spec=joined)]
+    assert lines == [
+        "setup | /etc/systemd/system/kernelswap-member@.service | as it is rendered today | missing | run the deploy",
+        "setup | kernelswap-member@main.service | active, to keep the instance in its routers | missing | "
+        "run the deploy",
+        "staged | /etc/kernelswap/main/traffic.json | the declared routers, drain and hooks | others | "
+        "run the deploy: it renews them without a restart",
+    ]
+    (instance,) = committed().instances
+    text = traffic_text(joined, {}).reveal()
+    known = replace(instance, traffic=keyed_digest(KEY, text), member="active")
+    unit = decide.digest(_unit_text(TEMPLATES, MEMBER_UNIT))
+    assert found(committed(instances=(known,), member_unit=unit), spec=joined) == ()

@@ -17,8 +17,18 @@ from hypothesis import strategies as st
 
 from kernelswap.errors import ConfigError
 from kernelswap.profile import load_library
-from kernelswap.protocol import AGENT_PATH, DIRTY, Plan, Retention, Timeouts, Verify, decode
-from kernelswap.render import Hidden, Release, assignment, preview, render, resolve_secrets, word
+from kernelswap.protocol import AGENT_PATH, DIRTY, Hook, Plan, Retention, Router, Timeouts, Traffic, Verify, decode
+from kernelswap.render import (
+    NO_TRAFFIC,
+    Hidden,
+    Release,
+    assignment,
+    preview,
+    render,
+    resolve_secrets,
+    traffic_text,
+    word,
+)
 from kernelswap.servers import Secret, ServerSpec
 from kernelswap.spec import server_spec
 
@@ -257,6 +267,7 @@ def test_whatever_changes_the_server_changes_its_digest(change: dict[str, Any]) 
         {"disk_free": 5},
         {"end_foreign": True},
         {"retention": Retention(2, 3)},
+        {"traffic": Traffic("10.0.0.5", (Router("http://r1"),)), "traffic_secrets": {"routers/0/key": Secret("RK")}},
         {"gpu_count": 8},
         {"flags": {"b": 1, "a": None}},
     ],
@@ -345,3 +356,47 @@ def test_a_unit_that_systemd_would_cut_off_is_a_fault() -> None:
 def test_hidden_shows_nothing() -> None:
     assert (repr(Hidden("x")), f"{Hidden('x')}", str([Hidden("x")])) == ("<hidden>", "<hidden>", "[<hidden>]")
     assert Hidden("x") == Hidden("x") != Hidden("y")
+
+
+TRAFFIC = dataclasses.replace(
+    SPEC,
+    traffic=Traffic("10.0.0.5", (Router("http://r1"), Router("http://r2")), hooks={"result": Hook(timeout=3)}),
+    traffic_secrets={"routers/1/key": Secret("RK"), "hooks/result/webhook": Secret("URL")},
+)
+
+
+def test_the_secrets_of_traffic_are_in_its_file_alone() -> None:
+    values = {"routers/1/key": "r0uter", "hooks/result/webhook": "https://hooks.example.net/t0k3n"}
+    text = traffic_text(TRAFFIC, values)
+    assert decode(Traffic, text.reveal()) == Traffic(
+        "10.0.0.5",
+        (Router("http://r1"), Router("http://r2", "r0uter")),
+        hooks={"result": Hook(webhook="https://hooks.example.net/t0k3n", timeout=3)},
+    )
+    assert "r0uter" not in repr(decode(Traffic, text.reveal())) + repr(text)
+    release = make(TRAFFIC, values)
+    assert release.secrets is None
+    assert "r0uter" not in str(release.files)
+    assert traffic_text(SPEC, {}) == NO_TRAFFIC
+
+
+@pytest.mark.parametrize(
+    ("environ", "faults"),
+    [
+        (
+            {},
+            "host h: instance main: routers/1/key: the variable RK is not set; export RK\n"
+            "host h: instance main: hooks/result/webhook: the variable URL is not set; export URL",
+        ),
+        (
+            {"RK": "a b", "URL": "hooks.example.net/t0k3n"},
+            "host h: instance main: routers/1/key: holds a space, a line break or a character outside ASCII, and "
+            "SGLang would answer 500; choose another\n"
+            "host h: instance main: hooks/result/webhook: is not a URL; set it to the whole URL, http:// or https://",
+        ),
+    ],
+)
+def test_faults_of_traffics_secrets(environ: dict[str, str], faults: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        resolve_secrets(TRAFFIC, environ, "host h: ")
+    assert str(error.value) == faults

@@ -8,7 +8,19 @@ import pytest
 from kernelswap import flags
 from kernelswap.errors import ConfigError
 from kernelswap.profile import Library, load_library
-from kernelswap.protocol import Accuracy, Answer, DriftLimits, Gpu, Retention, Throughput, Timeouts
+from kernelswap.protocol import (
+    Accuracy,
+    Answer,
+    Drain,
+    DriftLimits,
+    Gpu,
+    Hook,
+    Retention,
+    Router,
+    Throughput,
+    Timeouts,
+    Traffic,
+)
 from kernelswap.servers import Secret, needs_pins, pin
 from kernelswap.spec import host_specs, server_spec
 
@@ -200,9 +212,9 @@ def test_faults_in_host_data_name_their_place(library: Library) -> None:
         "inv.py: h1: instances/a/prot: unknown key; did you mean `port`?\n"
         "inv.py: h1: instances/a/flags/tp_size: is not spelled as Kernelswap spells flags; write `tp-size`\n"
         "inv.py: h1: instances/b/port: is not a whole number; write a number without quotes\n"
-        "inv.py: h1: instances/b/retry: unknown key; use one of: disk-free, end-foreign, engine, environment, expose, "
-        "flags, gpus, host, memory-margin, path, port, requires, retention, secrets, served-name, timeouts, user, "
-        "verify\n"
+        "inv.py: h1: instances/b/retry: unknown key; use one of: address, disk-free, drain, end-foreign, engine, "
+        "environment, expose, flags, gpus, hooks, host, memory-margin, path, port, requires, retention, routers, "
+        "secrets, served-name, timeouts, user, verify\n"
         "inv.py: h1: instances/b/flags/x: is a set; use text, a number, true, null, a list or a map"
     )
 
@@ -244,3 +256,59 @@ def test_gpus_named_by_index_are_pinned_by_uuid(library: Library) -> None:
     by_uuid = server_spec(library, "main", "big", "fast", {"gpus": ["GPU-x", "MIG-1"]})
     assert not needs_pins(by_uuid)
     assert pin(by_uuid, ()) == by_uuid
+
+
+def test_where_users_come_from_is_said_once_for_all_servers_of_a_host(library: Library) -> None:
+    data = {
+        "model": "big",
+        "profile": "fast",
+        "ssh_hostname": "10.0.0.5",
+        "routers": ["http://r1:30000/", {"url": "http://r2:30000", "key": {"env": "RK"}}],
+        "drain": {"deadline": 120, "then": "fail"},
+        "hooks": {"drain": {"command": ["/bin/true", "a b"]}, "result": {"webhook": {"env": "URL"}, "timeout": 3}},
+        "instances": {
+            "left": {"flags": {"device": "cpu"}},
+            "right": {"flags": {"device": "cpu"}, "port": 30001, "routers": [], "hooks": {"drain": None}},
+        },
+    }
+    left, right = host_specs(library, data)
+    hooks = {"drain": Hook(("/bin/true", "a b")), "result": Hook(timeout=3)}
+    routers = (Router("http://r1:30000"), Router("http://r2:30000"))
+    assert left.traffic == Traffic("10.0.0.5", routers, Drain(120, "fail"), hooks)
+    assert left.traffic_secrets == {"routers/1/key": Secret("RK"), "hooks/result/webhook": Secret("URL")}
+    assert right.traffic == Traffic("", (), Drain(120, "fail"), {"result": Hook(timeout=3)})
+
+
+@pytest.mark.parametrize(
+    ("data", "address"),
+    [
+        ({}, "gpu-01"),
+        ({"ssh_hostname": "10.0.0.5"}, "10.0.0.5"),
+        ({"ssh_hostname": "10.0.0.5", "instances": {"main": {"host": "10.1.0.5"}}}, "10.1.0.5"),
+        ({"ssh_hostname": "10.0.0.5", "address": "10.2.0.5"}, "10.2.0.5"),
+        ({"address": "10.2.0.5", "instances": {"main": {"address": "GPU.internal"}}}, "gpu.internal"),
+    ],
+)
+def test_how_routers_reach_a_host(library: Library, data: dict[str, Any], address: str) -> None:
+    base = {"model": "big", "profile": "fast", "routers": ["http://r1:30000"]}
+    (spec,) = host_specs(library, {**base, **data}, name="gpu-01")
+    assert spec.traffic.address == address
+
+
+def test_faults_of_traffic_name_their_place(library: Library) -> None:
+    base = {"model": "big", "profile": "fast"}
+    assert faults(library, {**base, "routers": ["r1"], "drain": {"then": "kill"}}) == (
+        "inv.py: h1: routers/0/url: is not the URL of a router; write http://ADDRESS:PORT, and nothing after it\n"
+        "inv.py: h1: drain/then: is not one of the choices; use proceed or fail"
+    )
+    lonely = {"instances": {"main": {"host": "127.0.0.1"}}, "routers": ["http://r1:30000"]}
+    assert faults(library, {**base, **lonely}) == (
+        "inv.py: h1: instances/main/host: is 127.0.0.1, and its routers are elsewhere; listen on 0.0.0.0"
+    )
+    beside = {**base, **lonely, "routers": ["http://127.0.0.1:8000"]}
+    assert host_specs(library, beside)[0].traffic.address == "127.0.0.1"
+
+
+def test_a_host_that_only_has_a_router_serves_nothing(library: Library) -> None:
+    assert host_specs(library, {"router": {}, "profile": "fast"}) == ()
+    assert len(host_specs(library, {"router": {}, "model": "big", "profile": "fast"})) == 1

@@ -8,6 +8,8 @@ evidence JSON       print what was kept of one swap as one line of JSON
 swap JSON           start or join a swap and follow it
 run INSTANCE ID     what the transient service does
 recover INSTANCE    close an open swap after a reboot
+member INSTANCE     keep an instance in its routers
+router URL          wait until the host's router lists its workers
 guard INSTANCE      prove the host clean before a start; exit 3 if it was seen not to be
 compile             keep this agent's bytecode beside its file, so that it starts in a quarter of the time
 """
@@ -37,6 +39,14 @@ def main(argv: Optional[List[str]] = None) -> int:
             return _guard(words[0])
         if command == "measure-drift":
             return _measure_drift()
+        if command == "member":
+            from kernelswap.agent import member
+
+            return member.keep(words[0])
+        if command == "router":
+            from kernelswap.agent import router_host
+
+            return router_host.wait(words[0])
         if command == "compile":
             return _compile()
     except (units.UnitError, host.JournalLost) as error:
@@ -51,7 +61,7 @@ def _answer(command: str, question: Dict[str, Any]) -> Any:
         from kernelswap.agent import inspection
 
         wanted = question.get("users", ()), question.get("health", False), question.get("gpus", False)
-        return inspection.inspect(instances, *wanted)
+        return inspection.inspect(instances, *wanted, question.get("router", ""))
     if command == "drift":
         from kernelswap.agent import config_drift
 

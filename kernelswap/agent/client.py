@@ -215,7 +215,13 @@ class Client:
         return gauges(self.get("/metrics", timeout))
 
     def running_requests(self) -> Optional[int]:
-        """Requests that run or wait, by the server's own counters; None without `--enable-metrics`."""
+        """Requests that run or wait, by the server's own count: `/v1/loads`, whose figures are those of the moment, or
+        where an older SGLang has none its gauges; None where there are none either."""
+        with contextlib.suppress(Unanswered, ValueError, TypeError, KeyError):
+            status, text = self._open("/v1/loads?include=core", None, 10, keyed=True)
+            if status == 200:
+                loads = json.loads(text)["loads"]
+                return sum(int(load["num_running_reqs"]) + int(load["num_waiting_reqs"]) for load in loads)
         with contextlib.suppress(Unanswered):
             seen = self.gauges()
             waiting = [seen[name] for name in ("running", "queued") if name in seen]
@@ -251,16 +257,30 @@ class Client:
         # Who listens may be somebody else: what needs no key (/health, /ready, /metrics) is asked without.
         if self.api_key and (keyed or body is not None):
             headers["Authorization"] = f"Bearer {self.api_key}"
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.base + path, data=data, headers=headers)
-        # No proxy: the environment's would send a loopback request elsewhere.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
         try:
-            with _answer_of(opener, request, timeout) as answer:
-                return answer.code, _whole(answer, timeout)
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            raise Unanswered(f"{'GET' if body is None else 'POST'} {path}: {reason or type(error).__name__}") from None
+            return send(self.base + path, timeout, body, headers)
+        except Unanswered as error:
+            raise Unanswered(f"{'GET' if body is None else 'POST'} {path}: {error}") from None
+
+
+def send(
+    url: str,
+    timeout: float,
+    body: Optional[Dict[str, Any]] = None,
+    headers: Optional[Dict[str, str]] = None,
+    method: str = "",
+) -> Tuple[int, str]:
+    """Status and text of an answer; POST where there is a body. Raises Unanswered, which does not name the URL."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data=data, headers=headers or {}, method=method or None)
+    # No proxy: the environment's would send a loopback request elsewhere.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
+    try:
+        with _answer_of(opener, request, timeout) as answer:
+            return answer.code, _whole(answer, timeout)
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise Unanswered(str(reason or type(error).__name__)) from None
 
 
 def _answer_of(opener: urllib.request.OpenerDirector, request: urllib.request.Request, timeout: float) -> Any:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 AGENT = "/usr/local/lib/kernelswap/agent.pyz"
 WANTS = "etc/systemd/system/multi-user.target.wants"
 RECOVER = "kernelswap-recover@"
+MEMBER = "kernelswap-member@"
 METRICS = "etc/kernelswap/metrics"
 DRIFT_UNITS = ("kernelswap-drift.service", "kernelswap-drift.timer")
 PROPERTIES = (
@@ -32,18 +33,20 @@ WHOLE = 50  # reports of the history that come whole; older ones without their s
 
 def look(instances: Sequence[str], users: Sequence[str], root: str = "/") -> dict[str, Any]:
     """What a file says is text, None where there is none; a digest is SHA-256, "" where there is none."""
+    key = text(f"{root}etc/kernelswap/key")
     return {
         "clock": (time.time(), time.monotonic()),
         "agent": digest(root + AGENT.lstrip("/")),
-        "key": text(f"{root}etc/kernelswap/key"),
+        "key": key,
         "users": tuple(user for user in users if exists(user)),
         "recover_unit": digest(f"{root}etc/systemd/system/{RECOVER}.service"),
         "recover_enabled": tuple(
             name for name in instances if os.path.exists(f"{root}{WANTS}/{RECOVER}{name}.service")
         ),
+        "member_unit": digest(f"{root}etc/systemd/system/{MEMBER}.service"),
         "metrics": link(root + METRICS),
         "drift_units": drift_units(root),
-        "instances": {name: instance(name, root) for name in instances},
+        "instances": {name: instance(name, root, (key or "").strip()) for name in instances},
     }
 
 
@@ -55,7 +58,14 @@ def drift_units(root: str) -> str:
     return sha256("".join(texts).encode("utf-8", "surrogateescape"))
 
 
-def instance(name: str, root: str) -> dict[str, Any]:
+def unit_names(instances: Sequence[str]) -> list[str]:
+    """Of each instance its server, the agent at work, and who keeps it in its routers."""
+    names = ("sglang-{}.service", "kernelswap-swap-{}.service", MEMBER + "{}.service")
+    return [name.format(each) for each in instances for name in names]
+
+
+def instance(name: str, root: str, key: str) -> dict[str, Any]:
+    traffic = text(f"{root}etc/kernelswap/{name}/traffic.json")
     config, state, unit = f"{root}etc/kernelswap/{name}", f"{root}var/lib/kernelswap/{name}", f"sglang-{name}.service"
     candidate = f"{root}run/systemd/system.control/{unit}"
     known_good = link(f"{config}/known-good").rpartition("/")[2] or None
@@ -70,6 +80,7 @@ def instance(name: str, root: str) -> dict[str, Any]:
         "releases": {release: digests(f"{config}/releases/{release}") for release in staged},
         "plan": text(f"{config}/releases/{known_good}/plan.json") if known_good else None,
         "history": history((text(f"{state}/history.jsonl") or "").split("\n")),
+        "traffic": keyed_digest(key, traffic) if traffic else "",
         "journal": os.path.exists(f"{state}/journal.json"),
     }
 
@@ -154,6 +165,13 @@ def sha256(data: bytes) -> str:
     raise OSError("no SHA-256")
 
 
+def keyed_digest(key: str, content: str) -> str:
+    """As protocol.keyed_digest, HMAC by RFC 2104. The module hmac would load OpenSSL."""
+    block = key.encode().ljust(64, b"\0") if len(key) <= 64 else bytes.fromhex(sha256(key.encode())).ljust(64, b"\0")
+    inner, outer = (bytes(byte ^ pad for byte in block) for pad in (0x36, 0x5C))
+    return sha256(outer + bytes.fromhex(sha256(inner + content.encode("utf-8", "surrogateescape"))))
+
+
 def text(path: str) -> str | None:
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
@@ -195,13 +213,13 @@ def exists(user: str) -> bool:
 def is_quiet(seen: dict[str, Any]) -> bool:
     """Whether no swap is open, and none of their agents is at work."""
     parts = seen["units"].split("\n\n")
-    active = any("ActiveState=inactive" not in part and "ActiveState=failed" not in part for part in parts[1::2])
+    active = any("ActiveState=inactive" not in part and "ActiveState=failed" not in part for part in parts[1::3])
     return not active and not any(each["journal"] for each in seen["instances"].values())
 
 
 def main(instances: str, users: str, question: str) -> None:
     names = instances.split(",")
-    units = [unit for name in names for unit in (f"sglang-{name}.service", f"kernelswap-swap-{name}.service")]
+    units = unit_names(names)
     try:
         seen = {**look(names, [user for user in users.split(",") if user]), "units": show(units)}
         if is_quiet(seen) and not others("/proc", units):

@@ -18,10 +18,12 @@ from kernelswap.agent.containers import FoundContainer
 from kernelswap.protocol import (
     CONFIG_ROOT,
     STATE_ROOT,
+    TRAFFIC_FILE,
     Plan,
     Report,
     Request,
     StepResult,
+    Traffic,
     decode,
     encode,
     gpu_indices,
@@ -59,6 +61,11 @@ class Folders:
     @property
     def known_good(self) -> Path:
         return self.config / "known-good"
+
+    @property
+    def traffic(self) -> Path:
+        """Where the instance's users come from, see protocol.Traffic."""
+        return self.config / TRAFFIC_FILE
 
     @property
     def journal(self) -> Path:
@@ -169,6 +176,8 @@ class Journal:
 
     started: epoch seconds, for people; uptime: the same moment in seconds since the boot `boot`, which no change of the
     clock moves. touched: something that ran may have been stopped. back: the rollback has begun, because of `cause`.
+    away: the users may have been sent away; left: the routers that sent them here until then. entered: they may have
+    been let in to the candidate.
     steps: those that have ended. notes: see protocol.Report.
     """
 
@@ -184,6 +193,9 @@ class Journal:
     uptime: Optional[float] = None
     steps: Tuple[StepResult, ...] = ()
     notes: Tuple[str, ...] = ()
+    away: bool = False
+    left: Tuple[str, ...] = ()
+    entered: bool = False
 
 
 class JournalLost(Exception):
@@ -265,6 +277,12 @@ def keep_measured(folders: Folders, request: Request) -> None:
             text = files.read(folders.evidence(request.swap) / name)
             if text and not (request.verify == "quick" and name in KEPT and kept.exists()):
                 files.write(kept, text)
+
+
+def traffic(folders: Folders) -> Traffic:
+    """Where the instance's users come from. Raises ValueError where that cannot be read."""
+    text = files.read(folders.traffic)
+    return decode(Traffic, text) if text is not None else Traffic()
 
 
 def known_good(folders: Folders) -> Optional[str]:

@@ -12,18 +12,20 @@ from typing import Any, List, Mapping, Optional, Sequence, Tuple
 from kernelswap import ledger
 from kernelswap.agent import glance, host, units
 from kernelswap.agent.host import Folders
-from kernelswap.agent.running import running, service_name
-from kernelswap.protocol import Gpu, HostState, InstanceState, Plan, Report, Server, decode, unit_name
+from kernelswap.agent.running import running
+from kernelswap.protocol import Gpu, HostState, InstanceState, Plan, Report, RouterState, Server, decode, unit_name
 
 GPU_LIMIT = 45.0  # seconds; with a server's health it stays below what the controller waits
 HISTORY_SHOWN = 50  # the newest reports; older ones stay in the host's file
 
 
-def inspect(instances: Sequence[str], users: Sequence[str], health: bool, with_gpus: bool) -> HostState:
+def inspect(
+    instances: Sequence[str], users: Sequence[str], health: bool, with_gpus: bool, router: str = ""
+) -> HostState:
+    """router: the URL at which this host itself reaches the router that it has; "": it has none."""
     found, error = read_gpus() if with_gpus else ((), "")
     seen = glance.look(instances, users)
-    names = [name for instance in instances for name in (unit_name(instance), service_name(instance))]
-    state = state_of(seen, units.statuses(names))
+    state = state_of(seen, units.statuses(glance.unit_names(instances)))
     at_work = {place.instance: running(place) for place in map(Folders, instances)}
     return replace(
         state,
@@ -34,14 +36,16 @@ def inspect(instances: Sequence[str], users: Sequence[str], health: bool, with_g
         servers=_servers(instances),
         gpus=found,
         gpu_error=error,
+        router=_router(router, state.key) if router else None,
     )
 
 
 def glanced(seen: Mapping[str, Any]) -> HostState:
     """The state of a host, from what `glance` printed there."""
-    texts = seen["units"].split("\n\n")[::2]  # of each instance its server's, then its agent's
-    shown = {unit_name(name): units.values(text) for name, text in zip(seen["instances"], texts)}
-    return state_of(seen, {name: units.status_of(values, *seen["clock"]) for name, values in shown.items()})
+    statuses = dict(zip(glance.unit_names(seen["instances"]), seen["units"].split("\n\n")))
+    return state_of(
+        seen, {name: units.status_of(units.values(text), *seen["clock"]) for name, text in statuses.items()}
+    )
 
 
 def state_of(seen: Mapping[str, Any], statuses: Mapping[str, units.UnitStatus]) -> HostState:
@@ -51,13 +55,15 @@ def state_of(seen: Mapping[str, Any], statuses: Mapping[str, units.UnitStatus]) 
         users=tuple(seen["users"]),
         recover_unit=seen["recover_unit"],
         recover_enabled=tuple(seen["recover_enabled"]),
-        instances=tuple(_instance(name, each, statuses[unit_name(name)]) for name, each in seen["instances"].items()),
+        instances=tuple(_instance(name, each, statuses) for name, each in seen["instances"].items()),
         metrics=seen["metrics"],
         drift_units=seen["drift_units"],
+        member_unit=seen["member_unit"],
     )
 
 
-def _instance(name: str, seen: Mapping[str, Any], status: units.UnitStatus) -> InstanceState:
+def _instance(name: str, seen: Mapping[str, Any], statuses: Mapping[str, units.UnitStatus]) -> InstanceState:
+    status, _, keeper = (statuses[unit] for unit in glance.unit_names([name]))
     known_good = seen["known_good"]
     history = _reports(seen["history"])
     return InstanceState(
@@ -72,6 +78,8 @@ def _instance(name: str, seen: Mapping[str, Any], status: units.UnitStatus) -> I
         history=tuple(history[-HISTORY_SHOWN:]),
         barred=tuple(sorted(ledger.barred(history))),
         rollback_target=ledger.rollback_target(history, set(seen["releases"])),
+        traffic=seen["traffic"],
+        member=keeper.active if keeper.enabled else "disabled",
     )
 
 
@@ -110,6 +118,12 @@ def _health(state: InstanceState) -> str:
     server = client.Client(client.base_url(state.plan), state.plan.served_name, key)
     status = server.status("/health", timeout=30)
     return "ok" if status == 200 else f"unhealthy: /health answers {status}" if status else "unhealthy: nobody listens"
+
+
+def _router(url: str, key: str) -> RouterState:
+    from kernelswap.agent import router_host
+
+    return router_host.look(url, key)
 
 
 def _servers(instances: Sequence[str]) -> Tuple[Server, ...]:

@@ -24,6 +24,7 @@ from kernelswap.agent import (
     engine,
     files,
     gpus,
+    hooks,
     host,
     kernel_log,
     metrics,
@@ -32,6 +33,7 @@ from kernelswap.agent import (
     preflight,
     processes,
     retention,
+    routers,
     server,
     units,
     zero,
@@ -42,11 +44,23 @@ from kernelswap.agent.events import Events
 from kernelswap.agent.host import Folders, Journal
 from kernelswap.agent.occupants import Occupants
 from kernelswap.agent.redaction import redact
+from kernelswap.agent.routers import Member, RouterError, Unreachable
 from kernelswap.agent.served import differences, served
 from kernelswap.agent.server import Failed
 from kernelswap.agent.verify import accuracy, budget, drift, health, smoke, soak, throughput
 from kernelswap.measured import INSTALLED_FILE, SMOKE_FILE, ThroughputResult
-from kernelswap.protocol import Cause, Plan, Report, Request, Resolved, StepResult, Throughput, decode, encode
+from kernelswap.protocol import (
+    Cause,
+    Plan,
+    Report,
+    Request,
+    Resolved,
+    StepResult,
+    Throughput,
+    Traffic,
+    decode,
+    encode,
+)
 
 # What a host does to a step; a fault of ours ends the agent.
 HOST_FAULTS = (
@@ -86,6 +100,7 @@ class Unfinished(Failed):
 
 
 ANSWERS = 30.0  # seconds for one token of a known-good that is to be measured
+SETTLED = 1.0  # seconds without a request: what a router had sent when the server left its list has arrived by then
 COMMIT_WAITS = (0, 1, 3)  # seconds before each try to write what is left to do after the commit point
 
 
@@ -104,6 +119,9 @@ class Transaction:
         self.lacking = False  # whether the known-good must be measured before it stops
         self.key = ""  # by which results of the benchmark are compared
         self.known: Optional[ThroughputResult] = None  # what the candidate is compared to, see _compared_to
+        self.traffic = Traffic()  # one that cannot be read stops the preflight, and no way back
+        with contextlib.suppress(OSError, ValueError):
+            self.traffic = host.traffic(folders)
         self.plan: Plan  # of the candidate; read by the preflight
         self.found: Occupants  # what is to be stopped; nothing that comes later is
 
@@ -170,9 +188,9 @@ class Transaction:
         findings = preflight.look(self.folders, self.request, self.plan, found)
         for note in findings.notes:
             self._note(note)
-        if findings.faults:
+        if faults := [*findings.faults, *self._traffic_faults()]:
             todo = "correct these and run the same command again"
-            raise Failed(Cause("; ".join(findings.faults), where, todo, "preflight"))
+            raise Failed(Cause("; ".join(faults), where, todo, "preflight"))
         self._foresee(findings.resolved)
         files.keep(self.evidence / INSTALLED_FILE, encode(engine.installed(self.plan, findings.gpus)))
         # What is staged was perhaps never synced, and the way back from here on may lead over a reboot.
@@ -236,12 +254,136 @@ class Transaction:
         known = self.known or throughput.stored(self.folders, self.journal.previous, self.key)
         self._say("preflight", "note", budget.text(names, self.plan.verify.throughput, known, before))
 
+    def _traffic_faults(self) -> Iterator[str]:
+        """What would keep users from being sent away, seen before anybody is; no reason against a rollback."""
+        try:
+            host.traffic(self.folders)
+        except (OSError, ValueError) as error:
+            yield f"{self.folders.traffic} cannot be read ({error}): run the deploy again"
+        for router in () if self._is_rollback() else self.traffic.routers:
+            try:
+                routers.workers(router)
+            except Unreachable as error:
+                if self.traffic.drain.unreachable == "fail":
+                    yield f"{error}: start it, or set `drain: {{unreachable: proceed}}`"
+            except RouterError as error:
+                yield str(error)
+
     def _drain(self) -> Seen:
-        """Give the old server's requests time to end. What is still running then ends with its own clean stop."""
-        seen = self._wait_for_requests()
+        """Send the users away, and give their requests time to end. What still runs then ends with the clean stop."""
+        old, serving = self._serving()
+        if self.traffic.routers or "drain" in self.traffic.hooks:
+            self.journal = dataclasses.replace(self.journal, away=True)
+            self._write_journal(back=False)
+            self._hook("drain")
+        faults = self._leave(old.port)
+        if faults and not self._is_rollback():
+            raise Failed(
+                Cause("; ".join(faults), "the router's log", "repair it, or see `drain` and `routers`", "router")
+            )
+        for fault in faults:
+            self._note(fault)
+        seen = self._wait_for_requests(serving)
         if not self.lacking:
             self._note_found()
         return Seen(seen)
+
+    def _serving(self) -> Tuple[Plan, Client]:
+        """What serves now. Where that is nothing of ours, or its plan is lost, the candidate's plan tells its port, and
+        it gets no key of ours."""
+        with contextlib.suppress(OSError, ValueError):
+            if self.journal.previous:
+                plan = host.read_plan(self.folders, self.journal.previous)
+                return plan, self._client(plan)
+        return self.plan, Client(client.base_url(self.plan), self.plan.served_name)
+
+    def _leave(self, port: int) -> List[str]:
+        """Take the server out of its routers; returns what went wrong and may not.
+
+        A router that cannot be reached sends nobody either, or so `drain: {unreachable: proceed}` has it.
+        """
+        faults = []
+        for member in self._members(port):
+            url = member.router.url
+            try:
+                if member.listed():
+                    self.journal = dataclasses.replace(self.journal, left=(*self.journal.left, url))
+                    self._write_journal(self.journal.back)
+                    member.leave()
+                elif self.journal.previous:
+                    self._note(f"router {url} does not list {member.url}")
+            except Unreachable as error:
+                if self.traffic.drain.unreachable == "fail":
+                    faults.append(str(error))
+                else:
+                    self._note(str(error))
+            except RouterError as error:
+                faults.append(str(error))
+        return faults
+
+    def _members(self, port: int) -> List[Member]:
+        return [Member(router, self.traffic.address, port) for router in self.traffic.routers]
+
+    def _let_in(self, plan: Plan, members: Sequence[Member], back: bool) -> str:
+        """Bring the users: into the routers, then the open hook. Raises Failed; but on the way back that is a note, as
+        the known-good serves all the same, and what keeps it in its routers goes on trying."""
+        key = self._secrets(plan.release).get("api-key", "")
+        entered = 0
+        for member in members:
+            try:
+                member.join(key)
+                entered += 1
+            except Unreachable as error:
+                self._note(f"{error}: the server is put in when it does")
+            except RouterError as error:
+                if not back:
+                    raise Failed(Cause(str(error), member.router.url, "see the router's log", "router")) from None
+                self._note(f"{error}: it is tried again")
+        try:
+            self._hook("open")
+        except Failed as failure:
+            if not back:
+                raise
+            self._note(failure.cause.what)
+        return f", in {entered} router(s)" if members else ""
+
+    def _let_back_in(self, plan: Plan) -> str:
+        """Bring back the users who were sent away from what serves again, whatever that takes."""
+        if not self.journal.away:
+            return ""
+        members = self._members(plan.port)
+        if self.journal.previous is None:  # which we had not put there
+            members = [member for member in members if member.router.url in self.journal.left]
+        return self._let_in(plan, members, back=True)
+
+    def _hook(self, moment: str, report: Optional[Report] = None) -> None:
+        """Tell whoever wants to know of a moment. Raises Failed where that fails."""
+        hook = self.traffic.hooks.get(moment)
+        if hook is None:
+            return
+        request = self.request
+        told = hooks.tell(
+            hook,
+            {
+                "hook": moment,
+                "host": request.host,
+                "instance": request.instance,
+                "swap": request.swap,
+                "action": request.action,
+                "who": request.who,
+                "reason": request.reason,
+                "from": self.journal.previous,
+                "to": request.release,
+                "back": str(self.journal.back).lower(),
+                "outcome": report.outcome if report else None,
+                "cause": self._redact(report.cause.what) if report and report.cause else None,
+            },
+        )
+        name = hooks.describe(moment, hook)
+        self._keep(hooks.HOOKS_FILE, [f"{name}: {told.problem or 'ok'}", *told.output.splitlines()])
+        if told.problem:
+            kept = str(self.evidence / hooks.HOOKS_FILE)
+            raise Failed(Cause(f"{name} {told.problem}", kept, "see what it said, and repair it", "hook"))
 
     def _baseline(self, wanted: Throughput) -> Seen:
         """Measure the known-good as the candidate will be, shut off from others. Trouble with that is told, and no
@@ -249,7 +391,7 @@ class Transaction:
         try:
             old = host.read_plan(self.folders, str(self.journal.previous))
             units.quarantine(old.unit, network.own_addresses())
-            if left := self._left_running(old):
+            if left := self._left_running(self._client(old)):
                 raise throughput.Unmeasured(f"{left} request(s) of others are still running")
             self._client(old).generate(smoke.unique("baseline?"), 1, ANSWERS)  # one that hangs ends this here
             target = throughput.Target(old, self._secrets(old.release))
@@ -264,21 +406,33 @@ class Transaction:
         self._note_found()
         return Seen(seen)
 
-    def _left_running(self, old: Plan) -> Optional[int]:
-        """How many requests a server has left after its time to drain; None if it does not say."""
-        server, until = self._client(old), time.monotonic() + self.plan.timeouts.drain
-        while (count := server.running_requests()) and time.monotonic() < until:
+    def _left_running(self, server: Client, settled: float = 0) -> Optional[int]:
+        """How many requests a server has left after its time to drain; None if it does not say. settled: seconds for
+        which it must have had none."""
+        start, idle = time.monotonic(), None
+        while True:
+            count, now = server.running_requests(), time.monotonic()
+            idle = (now if idle is None else idle) if count == 0 else None
+            if count is None or (idle is not None and now - idle >= settled):
+                return count
+            if now - start >= self.traffic.drain.deadline:
+                return count
             time.sleep(0.25)
-        return count
 
-    def _wait_for_requests(self) -> str:
-        if self.journal.previous is None:
-            return "nothing of ours serves"
-        try:
-            count = self._left_running(host.read_plan(self.folders, self.journal.previous))
-        except (OSError, ValueError):
-            return f"running requests unknown: the plan of {self.journal.previous} cannot be read"
-        return "running requests unknown" if count is None else f"{count} request(s) running"
+    def _wait_for_requests(self, server: Client) -> str:
+        """Raises Failed where requests must not be cut off, and may be."""
+        drain, left = self.traffic.drain, len(self.journal.left)
+        count = self._left_running(server, SETTLED if left else 0)
+        if count is None and not server.ready():
+            running, why = "nothing answers", ""  # whom a stop would cut off
+        elif count is None:
+            running, why = "running requests unknown", ": the server has neither /v1/loads nor --enable-metrics"
+        else:
+            running, why = f"{count} request(s) running", f" after {drain.deadline:g} s" if count else ""
+        if why and drain.then == "fail" and not self._is_rollback():
+            todo = "raise `drain: {deadline: ...}`, or let the stop end them: `drain: {then: proceed}`"
+            raise Failed(Cause(running + why, server.base, todo, "drain"))
+        return f"out of {left} router(s), {running}" if left else running
 
     def _note_found(self) -> None:
         """Before anything stops, write down all that is needed to bring it back."""
@@ -296,7 +450,6 @@ class Transaction:
         read it, it changes nothing either."""
         text = (self.folders.release(self.request.release) / self.plan.unit).read_text(encoding="utf-8")
         units.write_candidate(self.folders.candidate_unit, self.folders.candidate_settings, text)
-        self.journal = dataclasses.replace(self.journal, touched=True)
         return Seen(f"{self.request.release} under /run")
 
     def _stop(self) -> Seen:
@@ -428,7 +581,9 @@ class Transaction:
     def _open(self) -> Seen:
         self._still_alive()
         units.lift_quarantine(self.plan.unit)
-        return Seen("reachable from outside")
+        self.journal = dataclasses.replace(self.journal, entered=True)
+        self._write_journal(back=False)
+        return Seen("reachable from outside" + self._let_in(self.plan, self._members(self.plan.port), back=False))
 
     def _commit(self) -> Seen:
         """Idempotent, since a recovery after the commit point runs it again."""
@@ -477,12 +632,18 @@ class Transaction:
 
     def _refuse(self, cause: Cause) -> Report:
         """Nothing was touched: what served, if anything did, goes on serving."""
-        done = {step.name for step in self.journal.steps}
+        done = {step.name for step in self.journal.steps} | {self.journal.step}  # in which the agent may have died
         if "baseline" in done:
             units.lift_quarantine(self.folders.unit)
         if done & {"baseline", "activate"}:
             units.drop_candidate(self.folders.candidate_unit, self.folders.candidate_settings)
         serves = units.status(self.folders.unit).running  # after a boot it may still be starting
+        if self.journal.away:
+            old, serving = self._serving()
+            if serving.ready():
+                self._let_back_in(old)
+            else:
+                self._note("the server is put into its routers when it is ready")
         return self._close("refused", serving=self.journal.previous if serves else None, cause=cause)
 
     def _back(self, cause: Cause, stop: bool = True, rebooted: bool = False) -> Report:
@@ -532,6 +693,11 @@ class Transaction:
         return self._close("rolled-back", serving=plan.release, cause=cause)
 
     def _stop_candidate(self) -> Seen:
+        if self.journal.entered:  # it has users by now, and they are no reason to leave it running
+            self.journal = dataclasses.replace(self.journal, away=True)
+            for fault in self._leave(self.plan.port):
+                self._note(fault)
+            self._left_running(self._client(self.plan), SETTLED if self.traffic.routers else 0)
         units.stop(self.plan.unit, self.plan.timeouts.stop)
         if self.journal.previous:  # what ran beside it may not have been stopped yet
             for unit in self.journal.zero.units:
@@ -550,7 +716,8 @@ class Transaction:
         units.drop_candidate(*candidate)
         # What ran beside it gave way to the candidate, and comes back too.
         beside = zero.start(self.folders, self.plan, self.journal.zero) if self.journal.zero else ""
-        return Seen("reachable from outside" + (f"; {beside} started again" if beside else ""))
+        entered = self._let_back_in(plan)
+        return Seen(f"reachable from outside{entered}" + (f"; {beside} started again" if beside else ""))
 
     def _back_to_zero(self, cause: Cause, rebooted: bool) -> Report:
         there = self.journal.zero
@@ -560,6 +727,7 @@ class Transaction:
             self._step("clean", lambda: self._clean(self.plan), back=True)
         names = self._step("start", lambda: Seen(zero.start(self.folders, self.plan, there)), back=True).detail
         self._step("ready", lambda: Seen(zero.wait_healthy(self.folders, self.plan, there)), back=True)
+        self._let_back_in(self.plan)
         return self._close("rolled-back", serving=None, cause=cause, detail=f"{names} serves again")
 
     def _down(self, cause: Cause, detail: str) -> Report:
@@ -684,7 +852,8 @@ class Transaction:
         """Log lines are quoted in causes and progress, and a server may have logged its key."""
         releases = [self.request.release, self.journal.previous]
         values = [value for name in releases if name for value in self._secrets(name).values()]
-        return redact(text, values)
+        values += [secret for router in self.traffic.routers if (secret := router.key)]
+        return redact(text, [*values, *(hook.webhook for hook in self.traffic.hooks.values())])
 
     @staticmethod
     def _guarded(name: str, step: Step) -> Seen:
@@ -700,7 +869,27 @@ class Transaction:
             raise Failed(Cause(f"{type(error).__name__}: {error}", name, "see what the host says", name)) from error
 
     def _close(self, outcome: str, serving: Optional[str], cause: Optional[Cause] = None, detail: str = "") -> Report:
-        report = Report(
+        report = self._told(self._report(outcome, serving, cause, detail))
+        files.keep(self.evidence / "report.json", encode(report))  # the history holds it too
+        host.record(self.folders, report)
+        if outcome in ("committed", "unchanged", "refused"):
+            retention.prune(self.folders)
+        metrics.write(self.folders)
+        self._say("result", "result", verdict.text(report))
+        return report
+
+    def _told(self, report: Report) -> Report:
+        """The report, with a note where the result hook failed. An agent that dies in it tells the end again."""
+        if report.outcome == "unchanged":
+            return report
+        try:
+            self._hook("result", report)
+        except Failed as failure:
+            self._note(failure.cause.what)
+        return dataclasses.replace(report, notes=self.journal.notes)
+
+    def _report(self, outcome: str, serving: Optional[str], cause: Optional[Cause], detail: str) -> Report:
+        return Report(
             request=self.request,
             outcome=outcome,
             started=self.journal.started,
@@ -713,13 +902,6 @@ class Transaction:
             steps=self.journal.steps,
             notes=self.journal.notes,
         )
-        files.keep(self.evidence / "report.json", encode(report))  # the history holds it too
-        host.record(self.folders, report)
-        if outcome in ("committed", "unchanged", "refused"):
-            retention.prune(self.folders)
-        metrics.write(self.folders)
-        self._say("result", "result", verdict.text(report))
-        return report
 
     def _elapsed(self) -> float:
         """Seconds since the start of the swap: by the clock only where a reboot has ended the better count."""

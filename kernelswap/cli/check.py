@@ -16,6 +16,7 @@ from kernelswap import rollout_file
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.inventory import Host, load_inventory
 from kernelswap.profile import Library, read_library
+from kernelswap.router import router_spec
 from kernelswap.servers import NEVER, Note, ServerSpec
 from kernelswap.spec import host_specs, server_spec
 
@@ -74,10 +75,15 @@ def check(inventory: Path | None, root: Path) -> Found:
     faults += rollout_file.faults(
         {f"{inventory}: {h.name}": h.data.get("rollout") for h in hosts}, [h.name for h in hosts]
     )
+    for host in hosts:
+        try:
+            router_spec(host.data, f"{inventory}: {host.name}")
+        except ConfigError as error:
+            faults += error.faults
     if not library_faults:
         for host in hosts:
             try:
-                specs += host_specs(library, host.data, f"{inventory}: {host.name}")
+                specs += host_specs(library, host.data, f"{inventory}: {host.name}", name=host.name)
             except ConfigError as error:
                 faults += error.faults
     notes = [*_pair_notes(pairs), *(note for spec in specs for note in spec.notes)]

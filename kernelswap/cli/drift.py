@@ -53,7 +53,7 @@ def declared(inventory: str, limit: Sequence[str]) -> dict[str, tuple[ServerSpec
         if not is_chosen(host.name, host.groups, limit):
             continue
         try:
-            specs[host.name] = host_specs(library, host.data, f"{inventory}: {host.name}")
+            specs[host.name] = host_specs(library, host.data, f"{inventory}: {host.name}", name=host.name)
         except ConfigError as error:
             faults += error.faults
     if faults:

@@ -54,7 +54,7 @@ def _specs(host: str | None, inventory: Path, model: str | None, profile: str | 
     hosts = {each.name: each for each in load_inventory(str(inventory))}
     if host not in hosts:
         raise KernelswapError(f"{inventory}: there is no host `{host}`; {nearest(str(host), hosts)}")
-    return host_specs(library, hosts[str(host)].data, f"{inventory}: {host}", profile)
+    return host_specs(library, hosts[str(host)].data, f"{inventory}: {host}", profile, str(host))
 
 
 def _as_json(release: Release) -> dict[str, object]:

@@ -31,8 +31,9 @@ class HostState(AgentFact[protocol.HostState]):
         users: Iterable[str],
         health: bool = False,
         gpus: bool = False,
+        router: str = "",
     ) -> StringCommand:
-        return self.asking({"instances": list(instances), "users": list(users), "health": health, "gpus": gpus})
+        return self.asking(_question(instances, users, health, gpus, router))
 
 
 class CarriedHostState(HostState):
@@ -49,9 +50,14 @@ class GlancedHostState(HostState):
     """The same of a host on which nothing is under way, at a quarter of its cost; the agent's word where more is."""
 
     def command(
-        self, instances: Iterable[str], users: Iterable[str], health: bool = False, gpus: bool = False
+        self,
+        instances: Iterable[str],
+        users: Iterable[str],
+        health: bool = False,
+        gpus: bool = False,
+        router: str = "",
     ) -> StringCommand:
-        question = {"instances": list(instances), "users": list(users), "health": health, "gpus": gpus}
+        question = _question(instances, users, health, gpus, router)
         words = [QuoteString(word) for word in (",".join(instances), ",".join(users), json.dumps(question))]
         return StringCommand(f"{NEEDS_PYTHON}; {ALONE} -c", QuoteString(_glance()), *words, "2>/dev/null || :")
 
@@ -61,6 +67,13 @@ class GlancedHostState(HostState):
             if line.startswith(GLANCE):
                 return inspection.glanced(ast.literal_eval(line[len(GLANCE) :]))
         return super().process(lines)
+
+
+def _question(
+    instances: Iterable[str], users: Iterable[str], health: bool, gpus: bool, router: str
+) -> dict[str, object]:
+    asked = {"instances": list(instances), "users": list(users), "health": health, "gpus": gpus}
+    return {**asked, "router": router} if router else asked
 
 
 @cache
@@ -75,11 +88,15 @@ def read(
     health: bool = False,
     gpus: bool = False,
     timeout: int | None = None,
+    router: str = "",
 ) -> protocol.HostState | None:
     """The host's state; its `agent` is "" if none of ours is installed. None if the host could not be read.
 
-    A host that could not be read is marked as failed, and pyinfra has printed why.
+    router: the URL at which the host itself reaches the router that it has. A host that could not be read is marked as
+    failed, and pyinfra has printed why.
     """
-    question = {"instances": tuple(instances), "users": tuple(users), "health": health, "gpus": gpus}
-    first = HostState if health or gpus else GlancedHostState
+    question: dict[str, object] = {"instances": tuple(instances), "users": tuple(users), "health": health, "gpus": gpus}
+    if router:
+        question["router"] = router
+    first = HostState if health or gpus or router else GlancedHostState
     return ask(host, first, CarriedHostState, question, timeout)

@@ -17,10 +17,10 @@ from test_recorded import CASES, lay_out
 from world import Scenario, World, before
 
 from kernelswap import ledger
-from kernelswap.agent import files, glance, host, inspection, processes, units
-from kernelswap.protocol import DRIFT_UNITS, Report, Request, StepResult, encode, unit_name
+from kernelswap.agent import files, glance, host, inspection, member, processes, units
+from kernelswap.protocol import DRIFT_UNITS, Report, Request, StepResult, encode, keyed_digest, unit_name
 
-UNITS = [unit_name("main"), "kernelswap-swap-main.service"]
+UNITS = [unit_name("main"), "kernelswap-swap-main.service", member.unit_name("main")]
 STATUS = units.UnitStatus("active", "running", 7, "/etc/x", True, "", "success", 5.0)
 
 
@@ -43,7 +43,7 @@ def look(world: World, instance: str = "main") -> dict[str, Any]:
 
 def test_what_is_there_is_seen(world: World) -> None:
     folders = world.folders
-    state = inspection.state_of(look(world), {unit_name("main"): STATUS})
+    state = inspection.state_of(look(world), dict.fromkeys(UNITS, STATUS))
     (instance,) = state.instances
     assert (state.agent, state.key, state.users) == (
         host.digest(world.root / "usr/local/lib/kernelswap/agent.pyz"),
@@ -57,6 +57,17 @@ def test_what_is_there_is_seen(world: World) -> None:
     assert instance.releases["b-2"] == {**wanted, "secrets.yaml": ""}
     assert instance.history == tuple(host.history(folders))
     assert instance.rollback_target == host.rollback_target(folders)
+
+
+@pytest.mark.parametrize("key", ["k3y", "k" * 65, "é" * 20])
+def test_what_says_where_users_come_from_is_told_by_its_keyed_digest_only(world: World, key: str) -> None:
+    (world.root / "etc/kernelswap/key").write_text(f"{key}\n")
+    world.folders.traffic.unlink()
+    assert look(world)["instances"]["main"]["traffic"] == ""
+    world.folders.traffic.write_text('{"key": "s3cret"}')
+    seen = look(world)
+    assert seen["instances"]["main"]["traffic"] == keyed_digest(key, '{"key": "s3cret"}')
+    assert "s3cret" not in str(seen)
 
 
 def test_where_metrics_go_and_what_looks_for_drift(world: World) -> None:
@@ -93,7 +104,7 @@ def test_what_is_not_as_it_was_committed_is_not_intact(world: World, change: str
 def test_nothing_is_seen_of_an_instance_that_is_none(world: World) -> None:
     seen = look(world, "other")
     absent = replace(STATUS, active="inactive", fragment="", main_pid=0, since=None)
-    (instance,) = inspection.state_of(seen, {unit_name("other"): absent}).instances
+    (instance,) = inspection.state_of(seen, dict.fromkeys(glance.unit_names(["other"]), absent)).instances
     assert (instance.known_good, instance.unit_state, instance.unit_intact) == (None, "absent", False)
     assert (instance.releases, instance.history, instance.plan) == ({}, (), None)
 
@@ -108,7 +119,7 @@ def test_a_long_history_bars_and_leads_back_as_a_whole_one_does(world: World) ->
     for report in reports:
         files.append(world.folders.history, encode(report))
     files.append(world.folders.history, '{"torn')
-    (instance,) = inspection.state_of(look(world), {unit_name("main"): STATUS}).instances
+    (instance,) = inspection.state_of(look(world), dict.fromkeys(UNITS, STATUS)).instances
     whole = host.history(world.folders)
     assert len(instance.history) == inspection.HISTORY_SHOWN
     assert instance.history[-1] == whole[-1]

@@ -31,7 +31,7 @@ from kernelswap.agent import (
 )
 from kernelswap.agent.host import Folders
 from kernelswap.agent.verify import drift, smoke, soak
-from kernelswap.protocol import Cause, Plan, Report, Request, Timeouts, encode, unit_name
+from kernelswap.protocol import Cause, Drain, Plan, Report, Request, Timeouts, Traffic, encode, unit_name
 
 UNIT = unit_name("main")
 OLD = "old-glm.service"
@@ -86,6 +86,7 @@ class World:
     def __init__(self, root: Path, systemd: Systemd, boot: str) -> None:
         self.root, self.systemd, self.boot = root, systemd, boot
         self.folders = Folders("main", root)
+        self.traffic = Traffic(drain=Drain(deadline=0.1))
 
     @contextlib.contextmanager
     def entered(self, monkeypatch: pytest.MonkeyPatch, broken: bool = False) -> Iterator[pytest.MonkeyPatch]:
@@ -151,6 +152,7 @@ class World:
         plan = Plan(
             "main", release, release[:-2], "m", "/p", words, {}, "root", "/m", "m", "0.0.0.0", PORT, timeouts=timeouts
         )
+        files.write(self.folders.traffic, encode(self.traffic), mode=0o600)
         for name, text in ((UNIT, f"[Unit]\nDescription=release {release}\n" + "#" * 200), ("plan.json", encode(plan))):
             files.write(folder / name, text)
 

@@ -77,6 +77,18 @@ def test_all_faults_of_hosts_are_printed(inventory: Path, kernelswap: Kernelswap
     )
 
 
+def test_a_hosts_router_is_looked_at_too(inventory: Path, kernelswap: Kernelswap) -> None:
+    data = {"router": {"port": "1", "flags": {"worker-urls": ["http://gpu1"]}}}
+    inventory.write_text(f'routers = [("r1", {data!r})]')
+    done = kernelswap("check", str(inventory))
+    assert done.returncode == 1
+    assert f"{inventory}: r1: router/port: is not a whole number" in done.stdout + done.stderr
+    assert f"{inventory}: r1: router/flags/worker-urls: is not for `flags`" in done.stdout + done.stderr
+    inventory.write_text('routers = [("r1", {"router": {}})]')
+    done = kernelswap("check", str(inventory))
+    assert (done.returncode, done.stdout.rstrip().endswith("1 hosts with 0 servers")) == (0, True)
+
+
 def test_faults_as_json(inventory: Path, kernelswap: Kernelswap) -> None:
     done = kernelswap("check", "hosts.py", "--json", cwd=inventory.parent)
     assert done.returncode == 1

@@ -37,12 +37,16 @@ FragmentPath=/etc/x\nDropInPaths=\nUnitFileState=enabled\nActiveEnterTimestampMo
 InactiveEnterTimestampMonotonic=0\nInvocationID=\nNeedDaemonReload=no\n"
 
 
+KEEPER = UNIT.replace("UnitFileState=enabled", "UnitFileState=disabled")
+
+
 def test_a_glance_is_judged_here() -> None:
     instance = {"known_good": None, "intact": False, "releases": {}, "plan": None, "history": [], "journal": False}
+    instance["traffic"] = "sum"
     seen = {"clock": (1000.0, 10.0), "agent": "sha", "key": "key\n", "users": ("sglang",), "recover_unit": ""}
-    seen |= {"metrics": "/var/lib/metrics", "drift_units": "sum"}
+    seen |= {"metrics": "/var/lib/metrics", "drift_units": "sum", "member_unit": ""}
     seen |= {"recover_enabled": (), "instances": {"main": instance, "other": instance}}
-    seen["units"] = "\n".join([UNIT, UNIT, UNIT.replace("=7", "=8"), UNIT])
+    seen["units"] = "\n".join([UNIT, UNIT, KEEPER, UNIT.replace("=7", "=8"), UNIT, UNIT])
     state = GlancedHostState().process(["Welcome to gpu1", f"glance {seen!a}"])
     assert state
     assert (state.agent, state.key, state.users) == ("sha", "key", ("sglang",))
@@ -51,6 +55,7 @@ def test_a_glance_is_judged_here() -> None:
         ("main", 7, 992.0),
         ("other", 8, 992.0),
     ]
+    assert [(each.traffic, each.member) for each in state.instances] == [("sum", "disabled"), ("sum", "active")]
 
 
 def test_the_agents_word_counts_where_there_is_more_than_a_glance_shows() -> None:

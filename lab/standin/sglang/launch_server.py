@@ -134,6 +134,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send(200, f"sglang:num_running_reqs{labels} {state.running}.0\nsglang:num_queue_reqs{labels} 0.0\n")
         elif not self.authorized():
             self.send(401, '{"error": "Unauthorized"}')
+        elif path == "/v1/loads":
+            self.send(200, json.dumps({"loads": [{"num_running_reqs": state.running, "num_waiting_reqs": 0}]}))
         elif path == "/v1/models":
             self.send(200, json.dumps({"object": "list", "data": [{"id": args.served_model_name, "object": "model"}]}))
         elif path == "/server_info":  # its keys in clear, as SGLang does
@@ -211,7 +213,8 @@ class Handler(BaseHTTPRequestHandler):
         """As one object, or as a stream if that was asked for."""
         if body.get("stream"):
             self.begin(200, "text/event-stream")
-            self.wfile.write(f"data: {json.dumps({'choices': [{'index': 0, **part}]})}\n\ndata: [DONE]\n\n".encode())
+            chunk = {"choices": [{"index": 0, "finish_reason": "length", **part}]}
+            self.wfile.write(f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode())
             return
         choice = {"index": 0, "finish_reason": "stop", **whole}
         self.send(200, json.dumps({"choices": [choice], "usage": {"completion_tokens": count}}))
