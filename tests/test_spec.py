@@ -21,6 +21,7 @@ from kernelswap.protocol import (
     Timeouts,
     Traffic,
 )
+from kernelswap.render import NO_TRAFFIC, traffic_text
 from kernelswap.servers import Secret, needs_pins, pin
 from kernelswap.spec import host_specs, server_spec
 
@@ -312,3 +313,8 @@ def test_faults_of_traffic_name_their_place(library: Library) -> None:
 def test_a_host_that_only_has_a_router_serves_nothing(library: Library) -> None:
     assert host_specs(library, {"router": {}, "profile": "fast"}) == ()
     assert len(host_specs(library, {"router": {}, "model": "big", "profile": "fast"})) == 1
+
+
+def test_a_host_that_says_nothing_of_traffic_is_told_nothing(library: Library) -> None:
+    (spec,) = host_specs(library, {"model": "big", "profile": "fast"}, name="gpu-01")
+    assert traffic_text(spec, {}) == NO_TRAFFIC

@@ -62,7 +62,7 @@ def test_only_a_router_that_asks_for_a_key_gets_the_servers(router: FakeRouter) 
         (US + "/", True),
         (US + "@1", True),  # one of its ranks, with --dp-aware
         ("http://[fd00::5]:30000", True),
-        ("http://localhost:30000", True),  # of a router on this very host
+        ("http://127.0.0.1:30000", True),  # of a router on this very host
         ("http://127.0.0.1:30000@0", True),
         ("http://10.0.0.5:30001", False),
         ("http://10.0.0.50:30000", False),
