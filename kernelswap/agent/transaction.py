@@ -296,7 +296,6 @@ class Transaction:
         read it, it changes nothing either."""
         text = (self.folders.release(self.request.release) / self.plan.unit).read_text(encoding="utf-8")
         units.write_candidate(self.folders.candidate_unit, self.folders.candidate_settings, text)
-        self.journal = dataclasses.replace(self.journal, touched=True)
         return Seen(f"{self.request.release} under /run")
 
     def _stop(self) -> Seen:
