@@ -9,4 +9,4 @@ systemctl daemon-reload
 systemctl stop "$unit"
 while [ -e "/proc/$main" ] || pgrep '^sglang' >/dev/null || ss -Hltn 'sport = :30000' | grep -q .; do sleep 0.5; done
 systemctl start "$unit"
-until curl --fail --silent --max-time 5 --output /dev/null http://127.0.0.1:30000/health; do sleep 0.5; done
+until curl --fail --silent --max-time 30 --output /dev/null http://127.0.0.1:30000/health; do sleep 0.5; done

@@ -114,7 +114,7 @@ class Swaps:
         other = next(each for each in PROFILES if each != profile)
         with self.served_by_hand(self.unit(name, other)):
             script = f"/root/by_hand.sh {self.unit(name, profile)}"
-            return self.watched(HAND, lambda: self.host.run(script))
+            return self.watched(HAND, lambda: self.host.run(script, timeout=900))
 
     @contextmanager
     def served_by_hand(self, unit: str) -> Iterator[None]:
@@ -127,8 +127,8 @@ class Swaps:
             self.start("sglang-main.service")
 
     def start(self, unit: str) -> None:
-        health = f"curl -fs --max-time 5 -o /dev/null http://127.0.0.1:{PORT}/health"
-        self.host.run(f"systemctl start {unit}; until {health}; do sleep 0.5; done")
+        health = f"curl -fs --max-time 30 -o /dev/null http://127.0.0.1:{PORT}/health"
+        self.host.run(f"systemctl start {unit}; until {health}; do sleep 0.5; done", timeout=900)
 
     def watched(self, unit: str, swap: Callable[[], Any]) -> Downtime:
         with self.probes() as answers:
