@@ -5,6 +5,8 @@ Pure functions over reports, oldest first. Shared by the controller and the agen
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import AbstractSet, Dict, List, Optional, Sequence, Set, Tuple
 
 from kernelswap.protocol import Report, Retention
@@ -47,6 +49,29 @@ def _bars(history: Sequence[Report]) -> Dict[str, Report]:
         elif report.bars:
             bars[report.request.release] = report
     return bars
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many swaps have ended, by outcome, until the one with the id `through`, which sorts by time.
+
+    unclean: those in which the host could not be proved clean before a start.
+    """
+
+    through: str = ""
+    outcomes: Dict[str, int] = field(default_factory=dict)
+    unclean: int = 0
+
+
+def tally(before: Tally, history: Sequence[Report]) -> Tally:
+    """With the reports that came after it. What is pruned from the history stays counted."""
+    new = [report for report in history if report.request.swap > before.through]
+    unclean = [any(step.name.endswith("clean") and not step.ok for step in report.steps) for report in new]
+    return Tally(
+        max([before.through, *(report.request.swap for report in new)]),
+        dict(Counter(before.outcomes) + Counter(report.outcome for report in new)),
+        before.unclean + sum(unclean),
+    )
 
 
 def rollback_target(history: Sequence[Report], staged: AbstractSet[str]) -> Optional[str]:

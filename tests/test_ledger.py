@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kernelswap import ledger
@@ -46,3 +48,14 @@ def test_history(words: str, stack: list[str], bad: set[str], target: str | None
     assert ledger.commits(reports) == stack
     assert ledger.barred(reports) == bad
     assert ledger.rollback_target(reports, {"a", "b", "c"}) == target
+
+
+def test_what_is_pruned_stays_counted() -> None:
+    numbered = enumerate(history("+a !b +c -d"))
+    reports = [replace(each, request=replace(each.request, swap=f"2026-{n:02}")) for n, each in numbered]
+    whole = ledger.tally(ledger.Tally(), reports)
+    assert sum(whole.outcomes.values()) == len(reports)
+    for pruned in range(len(reports) + 1):
+        before = ledger.tally(ledger.Tally(), reports[:pruned])
+        assert ledger.tally(before, reports) == whole  # as after a prune that was cut short
+        assert ledger.tally(before, reports[pruned:]) == whole

@@ -10,7 +10,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, Dict, List, Optional, Tuple, Type, TypeVar
+from typing import Callable, Dict, List, Optional, Sequence, Tuple, Type, TypeVar
 
 from kernelswap import ledger
 from kernelswap.agent import files
@@ -90,6 +90,11 @@ class Folders:
     @property
     def history(self) -> Path:
         return self.state / "history.jsonl"
+
+    @property
+    def tally(self) -> Path:
+        """What the history has told, also of what is pruned from it, see ledger.Tally."""
+        return self.state / "tally.json"
 
     @property
     def reserve(self) -> Path:
@@ -298,6 +303,15 @@ def is_intact(folders: Folders, release: str) -> bool:
     over = folders.candidate_unit.exists() or folders.candidate_settings.exists()
     committed = known_good(folders) == release and files.read(folders.committed_unit) == text
     return text is not None and committed and not over
+
+
+def tally(folders: Folders, history: Sequence[Report]) -> ledger.Tally:
+    """All swaps that have ended. history: of the instance."""
+    try:
+        before = decode(ledger.Tally, files.read(folders.tally) or "{}")
+    except ValueError:
+        before = ledger.Tally()
+    return ledger.tally(before, history)
 
 
 def history(folders: Folders) -> List[Report]:

@@ -15,6 +15,7 @@ from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from kernelswap.agent import files, host
 from kernelswap.agent.host import Folders
+from kernelswap.ledger import Tally
 from kernelswap.protocol import METRICS_LINK, Finding, HostDrift, Plan, Report
 
 OUTCOMES = ("committed", "rolled-back", "down", "refused", "unchanged")
@@ -53,26 +54,23 @@ def _escaped(word: str) -> str:
 
 
 def of_instance(
-    instance: str, known_good: Optional[str], plan: Optional[Plan], history: Sequence[Report]
+    instance: str, known_good: Optional[str], plan: Optional[Plan], ended: Tally, last: Optional[Report]
 ) -> List[Metric]:
-    """What an instance serves and how its swaps ended. history: oldest first."""
+    """What an instance serves and how its swaps ended. last: the newest of them."""
     labels: Labels = (("sglang_instance", instance),)
     release = (
         ((*labels, ("release", known_good), ("profile", plan.profile), ("model", plan.model)),)
         if known_good and plan
         else ()
     )
-    ended = Counter(report.outcome for report in history)
-    unclean = sum(any(step.name.endswith("clean") and not step.ok for step in report.steps) for report in history)
     found = [
         Metric(f"{PREFIX}_release_info", "gauge", "The committed release.", tuple((each, 1.0) for each in release)),
         Metric(f"{PREFIX}_swaps_total", "counter", "Swaps that have ended, by how.",
-               tuple(((*labels, ("outcome", outcome)), float(ended[outcome])) for outcome in OUTCOMES)),
+               tuple(((*labels, ("outcome", outcome)), float(ended.outcomes.get(outcome, 0))) for outcome in OUTCOMES)),
         Metric(f"{PREFIX}_clean_host_failures_total", "counter",
-               "Swaps in which the host could not be proved clean before a start.", ((labels, float(unclean)),)),
+               "Swaps in which the host could not be proved clean before a start.", ((labels, float(ended.unclean)),)),
     ]  # fmt: skip
-    if history:
-        last = history[-1]
+    if last:
         found += [
             Metric(f"{PREFIX}_last_swap_outcome", "gauge", "1 for how the last swap ended, 0 for the others.",
                    tuple(((*labels, ("outcome", name)), float(name == last.outcome)) for name in OUTCOMES)),
@@ -111,7 +109,9 @@ def write(folders: Folders) -> None:
         plan = None
         with contextlib.suppress(OSError, ValueError):
             plan = host.read_plan(folders, release) if release else None
-        told = of_instance(folders.instance, release, plan, host.history(folders))
+        history = host.history(folders)
+        last = history[-1] if history else None
+        told = of_instance(folders.instance, release, plan, host.tally(folders, history), last)
         files.write(folder / f"{PREFIX}-{folders.instance}.prom", text(told))
 
 

@@ -52,6 +52,7 @@ def _prune(folders: Folders, good: str, history: Sequence[Report], policy: Reten
     _drop_uploads(left)
     _forget(folders, {path.name for path in left})
     if len(reports) < len(history):
+        files.write(folders.tally, encode(host.tally(folders, history)) + "\n")  # first, so that none is counted twice
         files.write(folders.history, "".join(encode(report) + "\n" for report in reports))
 
 

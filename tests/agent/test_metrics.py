@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 from samples import plan
 
+from kernelswap import ledger
 from kernelswap.agent import files, metrics
 from kernelswap.agent.host import Folders
 from kernelswap.agent.metrics import Metric
+from kernelswap.ledger import Tally
 from kernelswap.protocol import Finding, HostDrift, HostState, InstanceState, Report, Request, StepResult, encode
 
 REQUEST = Request("s", "main", "converge", "triton-1", "ann")
@@ -27,7 +29,7 @@ def told(*found: Metric) -> dict[str, str]:
 
 
 def test_what_an_instance_serves_and_how_its_swaps_ended() -> None:
-    series = told(*metrics.of_instance("main", "triton-1", plan(), HISTORY))
+    series = told(*metrics.of_instance("main", "triton-1", plan(), ledger.tally(Tally(), HISTORY), HISTORY[-1]))
     assert series == {
         'kernelswap_release_info{sglang_instance="main",release="triton-1",profile="p",model="m"}': "1.0",
         'kernelswap_swaps_total{sglang_instance="main",outcome="committed"}': "1.0",
@@ -47,7 +49,7 @@ def test_what_an_instance_serves_and_how_its_swaps_ended() -> None:
 
 
 def test_what_never_served_has_no_release_and_no_last_swap() -> None:
-    series = told(*metrics.of_instance("main", None, None, []))
+    series = told(*metrics.of_instance("main", None, None, Tally(), None))
     assert not [name for name in series if "last" in name or "info" in name]
     assert series['kernelswap_swaps_total{sglang_instance="main",outcome="down"}'] == "0.0"
 
