@@ -16,7 +16,7 @@ OTHER = "http://10.0.0.6:30000"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routers, "LIMIT", 0.3)
+    monkeypatch.setattr(routers, "LIMIT", 3.0)
     monkeypatch.setattr(network, "own_addresses", lambda: ["127.0.0.0/8", "::1/128", "10.0.0.5", "fd00::5"])
 
 

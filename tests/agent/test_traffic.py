@@ -24,8 +24,8 @@ STEPS = ("preflight", "drain", "activate", "stop", "clean", "start", "ready", "s
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routers, "LIMIT", 0.3)
-    monkeypatch.setattr(routers, "JOIN", 0.3)
+    monkeypatch.setattr(routers, "LIMIT", 5.0)
+    monkeypatch.setattr(routers, "JOIN", 2.0)
     monkeypatch.setattr(transaction, "SETTLED", 0.01)
     monkeypatch.setattr(network, "own_addresses", lambda: ["127.0.0.0/8", "10.0.0.5"])
 
@@ -210,6 +210,7 @@ def test_a_server_that_no_router_takes_is_no_success(
 ) -> None:
     """Else a push would take one server after another out of its fleet."""
     world = prepared(tmp_path, behind(router))
+    monkeypatch.setattr(routers, "JOIN", 0.3)
     router.deaf = True
     report = run(world, monkeypatch)
     assert (report.outcome, report.failed_step, world.serving) == ("rolled-back", "open", {"a-1"})
