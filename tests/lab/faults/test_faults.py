@@ -252,7 +252,7 @@ FAULTS = (
         "measured-cutlass",
         "committed",
         "",
-        ("not measured, so the candidate is not compared to it",),
+        ("not measured, so the candidate is compared with what is stored of it",),
         "unchanged",
         "new",
         prepare=at("baseline", "systemctl kill -s KILL sglang-main.service"),
