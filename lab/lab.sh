@@ -125,6 +125,7 @@ power() { # runs for as long as the host has power: boots it again when it reboo
   local name=$1 base=$lab/$1 status=129
   while [ $status = 129 ] || [ $status = 137 ]; do # PID 1 ended by SIGHUP: a reboot; by SIGKILL: a power cut; by SIGINT: off
     mkdir -p "$cgroup/$name"
+    rm -f "$base/came-up"
     cat /proc/sys/kernel/random/uuid >"$base/boot_id"
     ip -n "$tag-$name" link set eth0 up
     status=0
@@ -189,7 +190,11 @@ ready() {
   echo $BASHPID >"$cgroup/power/cgroup.procs" # so that `down` ends its ssh too, if `up` was killed
   while [ $SECONDS -lt $end ] && kill -0 $$; do # not longer than who asked
     state=$(ssh -F "$lab/ssh_config" -o ConnectTimeout=2 "$1" systemctl is-system-running --wait 2>&1) || true
-    case $state in running) return ;; degraded) fail "$1 is up but a unit failed" "$0 ssh $1 systemctl --failed" ;; esac
+    # What fails once it has come up is its user's business.
+    case $state in
+      running) touch "$lab/$1/came-up"; return ;;
+      degraded) [ -e "$lab/$1/came-up" ] && return; fail "$1 is up but a unit failed" "$0 ssh $1 systemctl --failed" ;;
+    esac
     running "$1" || [ $SECONDS -lt $((end - 115)) ] || break # it died while it came up
     sleep 0.1
   done

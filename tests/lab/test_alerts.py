@@ -9,6 +9,7 @@ import pytest
 from labhost import ROOT
 from promtool import check
 
+from kernelswap import ledger
 from kernelswap.agent import metrics
 from kernelswap.protocol import Finding, Plan, Report, Request, StepResult
 
@@ -34,7 +35,7 @@ def test_the_metrics_are_prometheus_own_format() -> None:
     reports = [Report(request, "committed", 1.0, 2.5), Report(request, "down", 3.0, 124.0, steps=steps)]
     plan = Plan("main", "r", "pro\nfile", "m", "/p", (), {}, "u", "/m", "m", "0.0.0.0", 30000)
     found = [
-        *metrics.of_instance("main", 'we"ird\\', plan, reports),
+        *metrics.of_instance("main", 'we"ird\\', plan, ledger.tally(ledger.Tally(), reports), reports[-1]),
         *metrics.of_drift(["main"], [Finding("unit", "/x", "a", "b", "do")], 9.5),
     ]
     assert check("check", "metrics", text=metrics.text(found)) == ""

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from labhost import Host
+from labhost import Host, Lab
+from project import unused
 
 from kernelswap import bundle, traces
 from kernelswap.diagnosis import diagnose
@@ -41,13 +42,19 @@ print(json.dumps({
 """
 
 
+@pytest.fixture(scope="module")
+def own(lab: Lab) -> Host:
+    """On which no server of another test holds a GPU."""
+    return unused(lab)
+
+
 @pytest.fixture
-def gpus(host: Host) -> Iterator[Host]:
-    host.run("rm -rf /run/nvml-sim /etc/nvml-sim.conf /root/gpu.csv /root/metrics.csv; mkdir -p /run/nvml-sim")
-    host.write("/root/telemetry.pyz", bundle.build().content)
-    host.write("/root/sample.py", SAMPLE)
-    yield host
-    host.run("rm -rf /run/nvml-sim")
+def gpus(own: Host) -> Iterator[Host]:
+    own.run("rm -rf /run/nvml-sim /etc/nvml-sim.conf /root/gpu.csv /root/metrics.csv; mkdir -p /run/nvml-sim")
+    own.write("/root/telemetry.pyz", bundle.build().content)
+    own.write("/root/sample.py", SAMPLE)
+    yield own
+    own.run("rm -rf /run/nvml-sim")
 
 
 def sample(host: Host, seconds: float, *names: str) -> tuple[dict[str, Any], traces.Trace]:
