@@ -1,12 +1,18 @@
 #!/bin/bash
-# A swap as a careful person does it by hand: by_hand.sh NEW_UNIT
-# Everything that can be prepared is prepared first; then stop, see that nothing is left, start, wait for health.
+# A swap as a careful person does it by hand: by_hand.sh NEW_UNIT [restart]
+# Everything that can be prepared is prepared first; then stop, see that nothing is left, start, wait for health. With
+# `restart` nothing is looked at: no swap by hand can be faster.
 set -euo pipefail
 unit=sglang-hand.service
 main=$(systemctl show --property=MainPID --value "$unit")
 cp "$1" "/etc/systemd/system/$unit"
 systemctl daemon-reload
-systemctl stop "$unit"
-while [ -e "/proc/$main" ] || pgrep '^sglang' >/dev/null || ss -Hltn 'sport = :30000' | grep -q .; do sleep 0.5; done
-systemctl start "$unit"
+if [ "${2-}" = restart ]; then
+  systemctl restart "$unit"
+else
+  systemctl stop "$unit"
+  sleep 2 # the driver gives the memory back a moment after the processes have ended
+  while [ -e "/proc/$main" ] || pgrep '^sglang' >/dev/null || ss -Hltn 'sport = :30000' | grep -q .; do sleep 1; done
+  systemctl start "$unit"
+fi
 until curl --fail --silent --max-time 30 --output /dev/null http://127.0.0.1:30000/health; do sleep 0.5; done
