@@ -12,6 +12,7 @@ setup: .venv/ready
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || apt-get install --yes --quiet python3-venv
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m compileall -q kernelswap roles
 	@touch $@
 
 demo: setup

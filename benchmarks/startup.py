@@ -10,9 +10,9 @@ from benchmarks import measure
 PYINFRA = """
 from gevent import monkey
 monkey.patch_all()
-import pyinfra_cli.main, pyinfra.operations.server, time
+import pyinfra_cli.main, pyinfra.operations.server, pyinfra.operations.systemd, time
 start = time.perf_counter()
-import kernelswap.operations.swap, kernelswap.planning, roles.host, roles.server
+import kernelswap.planning, kernelswap.routing, roles.host, roles.monitoring, roles.router, roles.server
 print(time.perf_counter() - start)
 """
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.host import Host
@@ -22,7 +22,9 @@ from kernelswap.goal import ROLLBACK
 from kernelswap.planning import data_of, goal_of_host
 from kernelswap.protocol import HostState, RouterState, keyed_digest
 from kernelswap.render import Hidden, read_secrets
-from kernelswap.router import RouterSpec, router_spec, unit
+
+if TYPE_CHECKING:
+    from kernelswap.router import RouterSpec
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def plan_router(host: Host, templates: Path) -> RouterPlan | None:
     """
     try:
         declared = None if goal_of_host(host).action == ROLLBACK else _declared(host.state.inventory).get(host.name)
-        text = unit(declared.spec, templates) if declared else ""
+        text = _unit(declared.spec, templates) if declared else ""
     except KernelswapError as error:
         raise DeployError(f"\n{error}") from None
     if declared is None:
@@ -88,9 +90,13 @@ def _declared(inventory: Inventory) -> dict[str, Declared]:
     for host in inventory:
         if not inventory.state.is_host_in_limit(host):
             continue
-        where = f"host {host.name}"
+        where, data = f"host {host.name}", data_of(host)
+        if "router" not in data:
+            continue
+        from kernelswap.router import router_spec  # which most fleets have no use for, and which takes a while to load
+
         try:
-            if spec := router_spec(data_of(host), where):
+            if spec := router_spec(data, where):
                 named = {"router/key": ("key", spec.key)} if spec.key else {}
                 key = read_secrets(named, os.environ, f"{where}: ").get("key", "")
                 routers[host.name] = Declared(spec, Hidden(key))
@@ -99,6 +105,12 @@ def _declared(inventory: Inventory) -> dict[str, Declared]:
     if faults:
         raise ConfigError(faults)
     return routers
+
+
+def _unit(spec: RouterSpec, templates: Path) -> str:
+    from kernelswap.router import unit
+
+    return unit(spec, templates)
 
 
 def _lacks(declared: Declared, text: str, state: HostState, there: RouterState) -> str:

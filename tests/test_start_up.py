@@ -8,12 +8,21 @@ import sys
 
 import pytest
 
+IMPORTS = (
+    "kernelswap.planning",
+    "kernelswap.routing",
+    *(f"roles.{n}" for n in ("host", "monitoring", "router", "server")),
+)
+
 
 @pytest.mark.parametrize(
     ("start", "spared"),
     [
         ("kernelswap.cli.main(['--help'], standalone_mode=False)", {"pyinfra", "pydantic", "ruamel", "jinja2"}),
-        ("import kernelswap.planning, kernelswap.operations.swap, roles.host, roles.server", {"pydantic", "ruamel"}),
+        (
+            "import kernelswap.planning, kernelswap.routing, roles.host, roles.monitoring, roles.router, roles.server",
+            {"pydantic", "ruamel"},
+        ),
     ],
     ids=["kernelswap --help", "deploy.py's imports"],
 )
