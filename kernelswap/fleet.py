@@ -41,7 +41,7 @@ def look(path: str, limit: Sequence[str] = (), health: bool = False, gpus: bool 
     def read(host: Host) -> HostState | None:
         from kernelswap.facts import host_state
 
-        return host_state.read(host, instances_of(_data(host)), [], health, gpus, PATIENCE)
+        return host_state.read(host, instances_of(data_of(host)), [], health, gpus, PATIENCE)
 
     return _each(path, limit, read)
 
@@ -54,7 +54,7 @@ def look_at_releases(
     def read(host: Host) -> HostReleases | None:
         from kernelswap.facts import host_releases
 
-        instances = instances_of(_data(host))
+        instances = instances_of(data_of(host))
         return host_releases.read(host, instances, host.name in running, host.name in gpus, PATIENCE)
 
     return _each(path, hosts, read)
@@ -71,7 +71,7 @@ def look_for_drift(
     def read(host: Host) -> HostDrift | None:
         from kernelswap.facts import host_drift
 
-        return host_drift.read(host, instances_of(_data(host)), users.get(host.name, ()), DRIFT_PATIENCE)
+        return host_drift.read(host, instances_of(data_of(host)), users.get(host.name, ()), DRIFT_PATIENCE)
 
     return _each(path, limit, read)
 
@@ -84,7 +84,7 @@ def evidence(
     def read(host: Host) -> Evidence | None:
         from kernelswap.facts import swap_evidence
 
-        instances = [instance] if instance else instances_of(_data(host))
+        instances = [instance] if instance else instances_of(data_of(host))
         return swap_evidence.read(host, instances, swap, PATIENCE)
 
     return _each(path, limit, read)
@@ -119,7 +119,7 @@ def _each(path: str, limit: Sequence[str], read: Callable[[Host], T | None]) -> 
         for greenlet in [state.pool.spawn(visit, host) for host in hosts if host.connected]:
             greenlet.get()
         disconnect_all(state)
-    return tuple(Seen(h.name, _data(h), states.get(h.name), complaints.about(h.name)) for h in hosts)
+    return tuple(Seen(h.name, data_of(h), states.get(h.name), complaints.about(h.name)) for h in hosts)
 
 
 def instances_of(data: Mapping[str, Any]) -> tuple[str, ...]:
@@ -156,7 +156,7 @@ def _config() -> Config:
     return config
 
 
-def _data(host: Host) -> dict[str, Any]:
+def data_of(host: Host) -> dict[str, Any]:
     data: dict[str, Any] = host.data.dict()  # type: ignore[no-untyped-call]
     return data
 

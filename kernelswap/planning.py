@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import gevent  # type: ignore[import-untyped]
-import jinja2
 from gevent.event import AsyncResult  # type: ignore[import-untyped]
 from gevent.pool import Pool  # type: ignore[import-untyped]
 from pyinfra import logger
@@ -31,12 +30,12 @@ from kernelswap.decide import Attach, Decision, Refused, Swap, Unchanged
 from kernelswap.differences import LIMITS, compare, of_plan
 from kernelswap.errors import ConfigError, Fault, KernelswapError
 from kernelswap.facts import agent, host_state
-from kernelswap.fleet import PATIENCE, instances_of
+from kernelswap.fleet import PATIENCE, data_of, instances_of
 from kernelswap.goal import ROLLBACK, Goal, goal_of
 from kernelswap.operations.swap import Turn
 from kernelswap.operations.turns import Turns
 from kernelswap.protocol import AGENT_PATH, DRIFT_UNITS, METRICS_LINK, STATE_ROOT, HostState, InstanceState
-from kernelswap.render import PLAN_FILE, Hidden, Release, render, resolve_secrets, traffic_text
+from kernelswap.render import PLAN_FILE, Hidden, Release, fill, render, resolve_secrets, traffic_text
 from kernelswap.rollout import Move, Rollout
 from kernelswap.servers import ALWAYS, ServerSpec, is_router_only, needs_pins, pin
 
@@ -327,11 +326,6 @@ def _wanted(inventory: Inventory, library: Path, profile: str | None) -> dict[st
     return servers
 
 
-def data_of(host: Host) -> dict[str, Any]:
-    data: dict[str, Any] = host.data.dict()  # type: ignore[no-untyped-call]
-    return data
-
-
 def _decision(goal: Goal, instance: str, release: Release | None, state: HostState) -> Decision:
     if release is None:
         return decide.roll_back(decide.instance_state(state, instance))
@@ -382,10 +376,8 @@ def monitoring_of(data: Mapping[str, Any], state: HostState, templates: Path) ->
 
 @cache
 def _unit_text(templates: Path, name: str) -> str:
-    template = (templates / f"{name}.j2").read_text(encoding="utf-8")
     values = {"python": agent.PYTHON, "agent": AGENT_PATH, "state_root": STATE_ROOT, "metrics_link": METRICS_LINK}
-    text: str = jinja2.Template(template, undefined=jinja2.StrictUndefined, keep_trailing_newline=True).render(values)
-    return text
+    return fill(templates, f"{name}.j2", values)
 
 
 def _move(decided: Decided) -> Move:

@@ -218,18 +218,23 @@ def _unit(spec: ServerSpec, release: str, templates: Path) -> str:
         "before": list(_before(spec)),
         "protect_home": _protect_home(spec),
     }
-    try:
-        text = templates_of(templates).get_template(UNIT_TEMPLATE).render(values)
-    except (TemplateError, OSError) as error:
-        fault = Fault(str(templates / UNIT_TEMPLATE), f"cannot be rendered: {error}", "compare it with the shipped one")
-        raise ConfigError([fault]) from error
+    text = fill(templates, UNIT_TEMPLATE, values)
     if len(text.encode()) > MAX_UNIT_LINE:
         raise ConfigError([Fault(f"instance {spec.instance}", "its unit is larger than 1 MiB", "shorten its flags")])
     return text
 
 
+def fill(templates: Path, name: str, values: Mapping[str, Any]) -> str:
+    """The text of a template with these values. Raises ConfigError."""
+    try:
+        return _templates_of(templates).get_template(name).render(values)
+    except (TemplateError, OSError, ValueError) as error:
+        fault = Fault(str(templates / name), f"cannot be rendered: {error}", "compare it with the shipped one")
+        raise ConfigError([fault]) from error
+
+
 @cache
-def templates_of(folder: Path) -> Environment:
+def _templates_of(folder: Path) -> Environment:
     environment = Environment(  # noqa: S701 - unit files, not HTML
         loader=FileSystemLoader(folder),
         undefined=StrictUndefined,

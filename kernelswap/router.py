@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from jinja2.exceptions import TemplateError
 from pydantic import AfterValidator, Field
 
 from kernelswap import flags as spelling
@@ -29,7 +28,7 @@ from kernelswap.profile import (
     listen_address,
 )
 from kernelswap.protocol import ROUTER_KEY
-from kernelswap.render import templates_of
+from kernelswap.render import fill
 from kernelswap.servers import Secret
 from kernelswap.spec import HostData, plain
 
@@ -163,8 +162,4 @@ def unit(spec: RouterSpec, templates: Path) -> str:
         "environment": [f"{name}={value}" for name, value in spec.environment.items()],
         "stop": int(str(spec.flags.get(GRACE) or DEFAULTS[GRACE])) + 20,
     }
-    try:
-        return templates_of(templates).get_template(UNIT_TEMPLATE).render(values)
-    except (TemplateError, OSError, ValueError) as error:
-        fault = Fault(str(templates / UNIT_TEMPLATE), f"cannot be rendered: {error}", "compare it with the shipped one")
-        raise ConfigError([fault]) from error
+    return fill(templates, UNIT_TEMPLATE, values)

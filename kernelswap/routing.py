@@ -18,8 +18,9 @@ from kernelswap import bundle, root
 from kernelswap.decide import digest
 from kernelswap.errors import ConfigError, Fault, KernelswapError
 from kernelswap.facts import host_state
+from kernelswap.fleet import data_of
 from kernelswap.goal import ROLLBACK
-from kernelswap.planning import data_of, goal_of_host
+from kernelswap.planning import goal_of_host
 from kernelswap.protocol import HostState, RouterState, keyed_digest
 from kernelswap.render import Hidden, read_secrets
 

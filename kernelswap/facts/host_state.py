@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from pyinfra.api.command import QuoteString, StringCommand
 from pyinfra.api.host import Host
@@ -33,7 +34,8 @@ class HostState(AgentFact[protocol.HostState]):
         gpus: bool = False,
         router: str = "",
     ) -> StringCommand:
-        return self.asking(_question(instances, users, health, gpus, router))
+        asked = {"instances": list(instances), "users": list(users), "health": health, "gpus": gpus}
+        return self.asking({**asked, "router": router} if router else asked)
 
 
 class CarriedHostState(HostState):
@@ -49,16 +51,9 @@ class CarriedHostState(HostState):
 class GlancedHostState(HostState):
     """The same of a host on which nothing is under way, at a quarter of its cost; the agent's word where more is."""
 
-    def command(
-        self,
-        instances: Iterable[str],
-        users: Iterable[str],
-        health: bool = False,
-        gpus: bool = False,
-        router: str = "",
-    ) -> StringCommand:
-        question = _question(instances, users, health, gpus, router)
-        words = [QuoteString(word) for word in (",".join(instances), ",".join(users), json.dumps(question))]
+    def asking(self, question: Mapping[str, Any]) -> StringCommand:
+        instances, users = (",".join(question[name]) for name in ("instances", "users"))
+        words = [QuoteString(word) for word in (instances, users, json.dumps(question))]
         return StringCommand(f"{NEEDS_PYTHON}; {ALONE} -c", QuoteString(_glance()), *words, "2>/dev/null || :")
 
     def process(self, output: Iterable[str]) -> protocol.HostState | None:
@@ -67,13 +62,6 @@ class GlancedHostState(HostState):
             if line.startswith(GLANCE):
                 return inspection.glanced(ast.literal_eval(line[len(GLANCE) :]))
         return super().process(lines)
-
-
-def _question(
-    instances: Iterable[str], users: Iterable[str], health: bool, gpus: bool, router: str
-) -> dict[str, object]:
-    asked = {"instances": list(instances), "users": list(users), "health": health, "gpus": gpus}
-    return {**asked, "router": router} if router else asked
 
 
 @cache
