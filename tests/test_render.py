@@ -23,6 +23,7 @@ from kernelswap.render import (
     Hidden,
     Release,
     assignment,
+    fill,
     preview,
     render,
     resolve_secrets,
@@ -346,6 +347,9 @@ def test_a_template_that_asks_for_too_much_is_a_fault(tmp_path: Path) -> None:
         render(SPEC, {}, "", tmp_path)
     with pytest.raises(ConfigError, match="cannot be rendered"):
         render(SPEC, {}, "", tmp_path / "none")
+    (tmp_path / "kernelswap-recover@.service.j2").write_bytes(b"# Ger\xe4t")
+    with pytest.raises(ConfigError, match=r"recover@\.service\.j2: cannot be rendered: .*decode"):
+        fill(tmp_path, "kernelswap-recover@.service.j2", {})
 
 
 def test_a_unit_that_systemd_would_cut_off_is_a_fault() -> None:

@@ -6,7 +6,7 @@ import pytest
 from samples import plan
 
 from kernelswap import ledger
-from kernelswap.agent import files, metrics
+from kernelswap.agent import files, host, metrics
 from kernelswap.agent.host import Folders
 from kernelswap.agent.metrics import Metric
 from kernelswap.ledger import Tally
@@ -125,3 +125,10 @@ def test_drift_has_a_file_of_its_own(folders: Folders) -> None:
     seen = HostDrift(HostState("sha", "key", instances=(InstanceState("main"),)))
     metrics.write_drift(seen, folders.root)
     assert 'kernelswap_drift_findings{sglang_instance="main"} 0.0' in (folder / "kernelswap-drift.prom").read_text()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "7", '{"outcomes": 5}'])
+def test_a_tally_that_cannot_be_read_counts_what_the_history_has(tmp_path: Path, text: str) -> None:
+    folders = Folders("main", tmp_path)
+    files.write(folders.tally, text)
+    assert host.tally(folders, HISTORY) == ledger.tally(Tally(), HISTORY)
