@@ -1,17 +1,19 @@
 """The last look before systemd starts a server: the ExecStartPre of every unit that we render.
 
-What it cannot see is no dirt: only a host that was seen not to be clean keeps a committed server down.
+A swap starts its candidate without it, as the agent has looked itself a moment before. What it cannot see is no dirt:
+only a host that was seen not to be clean keeps a committed server down.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from typing import Optional
 
 from kernelswap.agent import clean, files, gpus, host, units
 from kernelswap.agent.host import Folders
-from kernelswap.protocol import Plan
+from kernelswap.protocol import AGENT_PATH, Plan
 
 FAULTS = (OSError, ValueError, host.JournalLost, units.UnitError)  # of our own files, or of systemd
 
@@ -29,7 +31,13 @@ def guard(instance: str) -> None:
     except FAULTS as error:
         _say(f"not guarded: {error}")
     finally:
-        _number_gpus(folders, indices)
+        number_gpus(folders, indices)
+
+
+def without(unit: str, instance: str) -> str:
+    """A unit's text less its guard."""
+    ours = re.compile(rf"{re.escape(AGENT_PATH)} guard {re.escape(instance)}(?![\w-])")
+    return "".join(line for line in unit.splitlines(keepends=True) if not ours.search(line))
 
 
 def _prove(folders: Folders) -> str:
@@ -46,7 +54,7 @@ def _say(text: str) -> None:
     print(f"kernelswap guard: {text}", file=sys.stderr)
 
 
-def _number_gpus(folders: Folders, indices: str) -> None:
+def number_gpus(folders: Folders, indices: str) -> None:
     """Tell the server its GPUs by today's indices, which an EnvironmentFile= of the unit reads; "": by UUID."""
     try:
         if indices:

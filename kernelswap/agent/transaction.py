@@ -24,6 +24,7 @@ from kernelswap.agent import (
     engine,
     files,
     gpus,
+    guard,
     hooks,
     host,
     kernel_log,
@@ -99,6 +100,7 @@ class Unfinished(Failed):
     """The commit has happened, but not all of it could be written."""
 
 
+FRESH = 1.0  # seconds for which a proof of the clean host holds
 ANSWERS = 30.0  # seconds for one token of a known-good that is to be measured
 SETTLED = 1.0  # seconds without a request: what a router had sent when the server left its list has arrived by then
 COMMIT_WAITS = (0, 1, 3)  # seconds before each try to write what is left to do after the commit point
@@ -115,6 +117,8 @@ class Transaction:
         self.events = Events(self.evidence / "events.jsonl")
         self.started = 0.0  # when a server was started, seconds since the boot
         self.shut = True  # whether what runs may be shut off from other hosts
+        self.proved = 0.0  # when the host was proved clean, seconds since the boot
+        self.gpu_indices = ""  # of the instance's GPUs, as they were then
         self.stopped: Optional[float] = None  # when all that served had been stopped, seconds of the boot
         self.lacking = False  # whether the known-good must be measured before it stops
         self.key = ""  # by which results of the benchmark are compared
@@ -449,7 +453,8 @@ class Transaction:
         """Write down what comes to run, so that a disk which does not take it stops nothing. Until systemd is told to
         read it, it changes nothing either."""
         text = (self.folders.release(self.request.release) / self.plan.unit).read_text(encoding="utf-8")
-        units.write_candidate(self.folders.candidate_unit, self.folders.candidate_settings, text)
+        unguarded = guard.without(text, self.plan.instance)  # what it would look for is proved here, see _start
+        units.write_candidate(self.folders.candidate_unit, self.folders.candidate_settings, unguarded)
         return Seen(f"{self.request.release} under /run")
 
     def _stop(self) -> Seen:
@@ -491,6 +496,8 @@ class Transaction:
         except Dirty as dirty:
             self._keep("not-clean.txt", dirty.left)
             raise Failed(Cause(f"the host is not clean: {dirty}", "nvidia-smi", dirty.todo, "not-clean")) from None
+        self.proved = host.uptime()
+        self.gpu_indices = gpus.numbering(proof.gpus, plan.gpus) if plan.gpus else ""
         self._keep("clean.txt", proof.seen)
         idle = f", {len(proof.held)} GPU(s) idle" if proof.held else ""
         return Seen(f"no SGLang process, no listener on port {plan.port}{idle}")
@@ -509,6 +516,10 @@ class Transaction:
                 if not back:
                     raise
                 self.shut = False  # a known-good that is reachable too early is better than none, as with a full /run
+            if not back:
+                if host.uptime() - self.proved > FRESH:
+                    self._clean(plan)
+                guard.number_gpus(self.folders, self.gpu_indices)
             units.start(plan.unit, timeout=plan.timeouts.clean + 60)
         except units.UnitError as error:
             failure = server.unit_failure(plan, units.status(plan.unit), str(error))

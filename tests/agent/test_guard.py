@@ -15,7 +15,7 @@ from world import Scenario, World, before
 from kernelswap.agent import __main__ as agent
 from kernelswap.agent import gpus, guard, host, processes, units
 from kernelswap.agent.host import Folders
-from kernelswap.protocol import DIRTY, Gpu, encode
+from kernelswap.protocol import AGENT_PATH, DIRTY, Gpu, encode
 
 
 @pytest.fixture
@@ -90,3 +90,18 @@ def test_the_gpus_are_asked_once(world: World, monkeypatch: pytest.MonkeyPatch) 
     assert agent.main(["guard", "main"]) == 0
     assert world.folders.gpu_indices.read_text() == "CUDA_VISIBLE_DEVICES=0\n"
     assert len(asked) == 1
+
+
+def test_a_unit_without_its_guard_keeps_all_else() -> None:
+    guarded = f"+/bin/sh -c '/usr/bin/python3 -IS {AGENT_PATH} guard main; [ $$? -ne 3 ]'"
+    other = f"+/bin/sh -c '/usr/bin/python3 -IS {AGENT_PATH} guard main-2; [ $$? -ne 3 ]'"
+    lines = [
+        "[Service]",
+        "ExecStartPre=/bin/true",
+        f"ExecStartPre={guarded}",
+        f"ExecStartPre={other}",
+        "ExecStart=x \\",
+        "  y",
+        "",
+    ]
+    assert guard.without("\n".join(lines), "main") == "\n".join([*lines[:2], *lines[3:]])

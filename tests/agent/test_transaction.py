@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 from systemd import PORT
-from world import OLD, Scenario, World, before
+from world import OLD, UNIT, Scenario, World, before
 
-from kernelswap.agent import client, engine, files, gpus, host, service, transaction, units, zero
+from kernelswap.agent import clean, client, engine, files, gpus, host, service, transaction, units, zero
 from kernelswap.agent.host import Folders, Journal
 from kernelswap.agent.processes import Process
 from kernelswap.agent.server import Failed
 from kernelswap.agent.transaction import Transaction
-from kernelswap.protocol import Cause, Gpu, Plan, Request, Resolved, StepResult, decode, encode
+from kernelswap.protocol import AGENT_PATH, Cause, Gpu, Plan, Request, Resolved, StepResult, decode, encode
 
 REQUEST = Request("20261130T023000Z-ab12", "main", "converge", "b-2", "ada@desk")
 PLAN = Plan("main", "b-2", "b", "m", "/usr/bin/python3", (), {}, "root", "/m", "m", "0.0.0.0", 30000)
@@ -367,3 +367,34 @@ def test_systemd_reads_the_candidate_while_the_old_server_stops(
     changes = [words for words in asked if not words.startswith("show")]
     assert changes[:2] == ["stop --no-block", "daemon-reload"]
     assert "daemon-reload" not in changes[2 : changes.index("start --")], "nobody is served meanwhile"
+
+
+@pytest.mark.parametrize(("seconds", "looks"), [(0.5, 1), (5.0, 2)])
+def test_a_candidate_is_started_on_a_proof_that_is_fresh(
+    seconds: float, looks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the agent may stand still between its look and the start, and no guard looks again."""
+    world = before(tmp_path, WORLD)
+    world.stage("b-2")
+    text = files.read(world.folders.release("b-2") / UNIT) or ""
+    files.write(world.folders.release("b-2") / UNIT, f"{text}\nExecStartPre=python3 {AGENT_PATH} guard main; true\n")
+    prove, quarantine, seen, late = clean.prove, units.quarantine, [], [0.0]
+
+    def counted(*others: Any) -> clean.Proof:
+        seen.append(world.folders.candidate_unit.read_text())
+        return prove(*others)
+
+    def slow(*words: Any) -> None:
+        late[0] += seconds
+        quarantine(*words)
+
+    uptime = host.uptime
+    with world.entered(monkeypatch) as patch:
+        patch.setattr(clean, "prove", counted)
+        patch.setattr(units, "quarantine", slow)
+        patch.setattr(host, "uptime", lambda: uptime() + late[0])
+        patch.setattr(transaction.server, "wait_ready", lambda *_others: "ready")
+        assert transaction.perform(world.folders, REQUEST).outcome == "committed"
+    assert len(seen) == looks
+    assert "guard" not in seen[0]
+    assert "guard main" in world.folders.committed_unit.read_text()
