@@ -8,6 +8,7 @@ import json
 import math
 import re
 import secrets
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -383,6 +384,15 @@ def gauges(text: str) -> Dict[str, float]:
     if not found.get("spec_accept_length"):  # 0 is what SGLang says of a server that does not speculate
         found.pop("spec_accept_length", None)
     return found
+
+
+def listens(plan: Plan) -> bool:
+    """Whether anybody takes connections at a server's address."""
+    try:
+        socket.create_connection((probe_address(plan), plan.port), timeout=0.2).close()
+    except OSError:
+        return False
+    return True
 
 
 def probe_address(plan: Plan) -> str:

@@ -7,7 +7,7 @@ import secrets
 import time
 from typing import Callable, Dict, Optional, Sequence
 
-from kernelswap.agent import causes, processes, signatures, units
+from kernelswap.agent import causes, client, processes, signatures, units
 from kernelswap.agent.client import Client, Unanswered
 from kernelswap.protocol import Cause, Plan
 
@@ -47,6 +47,7 @@ def wait_ready(plan: Plan, server: Client, started: float, tell: Callable[[str],
     begin = time.monotonic()
     deadline = begin + plan.timeouts.ready
     told = begin
+    pause = 0.025
     watch: Optional[causes.Watch] = None
     while True:
         try:
@@ -72,11 +73,18 @@ def wait_ready(plan: Plan, server: Client, started: float, tell: Callable[[str],
             told = now
         if now >= deadline:
             raise unit_failure(plan, status, f"not ready within {plan.timeouts.ready:g} s: waiting for {waiting_for}")
-        time.sleep(0.25 if waiting_for == _nobody_listens(plan) else 0.05)  # users wait for what comes between
+        # With `expose: ready` users wait for what is lost here.
+        if client.listens(plan):
+            time.sleep(pause)
+            pause = min(0.25, 2 * pause)
+        else:
+            _wait_for_listener(plan, 0.25)
 
 
-def _nobody_listens(plan: Plan) -> str:
-    return f"a listener on port {plan.port}"
+def _wait_for_listener(plan: Plan, patience: float) -> None:
+    until = time.monotonic() + patience
+    while time.monotonic() < until and not client.listens(plan):
+        time.sleep(0.025)
 
 
 def _last_message(lines: Sequence[str]) -> str:
@@ -90,7 +98,7 @@ def _not_ready(plan: Plan, server: Client, started: float, patience: float) -> s
     """What a starting server still lacks; "" if nothing. patience: seconds to wait for its token."""
     listening = processes.listeners(plan.port)
     if not listening:
-        return _nobody_listens(plan)
+        return f"a listener on port {plan.port}"
     table = processes.table()  # later than the listeners, so that it holds their owners
     mine = processes.cgroup_pids(table, plan.unit)
     strangers = [pid for pid in listening if pid in table and pid not in mine]
@@ -104,7 +112,8 @@ def _not_ready(plan: Plan, server: Client, started: float, patience: float) -> s
     schedulers = processes.schedulers(table, plan.unit)
     if schedulers < plan.schedulers:
         return f"{plan.schedulers} scheduler(s), {schedulers} there"
-    if not server.ready():
+    # SGLang calls itself ready about a second after it answers; who is let in as soon as may be does not wait for that.
+    if plan.expose != "ready" and not server.ready():
         return "/ready"
     try:
         answer = server.generate(f"ready? {secrets.token_hex(8)}", 1, timeout=max(1.0, min(60.0, patience)))

@@ -170,7 +170,7 @@ class Transaction:
         touch: List[Tuple[str, Step]] = [
             ("activate", self._activate),
             ("stop", self._stop),
-            ("clean", lambda: self._clean(self.plan)),
+            ("clean", self._clean_and_shut),
             ("start", lambda: self._start(self.plan)),
         ]
         return [*touch, *judge, ("commit", self._commit)]
@@ -455,6 +455,7 @@ class Transaction:
         text = (self.folders.release(self.request.release) / self.plan.unit).read_text(encoding="utf-8")
         unguarded = guard.without(text, self.plan.instance)  # what it would look for is proved here, see _start
         units.write_candidate(self.folders.candidate_unit, self.folders.candidate_settings, unguarded)
+        units.forgive(self.plan.unit)
         return Seen(f"{self.request.release} under /run")
 
     def _stop(self) -> Seen:
@@ -490,6 +491,11 @@ class Transaction:
         ended += [f"{process.engine + ' ' if process.engine else ''}pid {process.pid}" for process in bare]
         return Seen(", ".join(ended) or "nothing ran")
 
+    def _clean_and_shut(self) -> Seen:
+        """What starts next is shut off from others while the host is looked at: nobody is served meanwhile."""
+        with units.quarantined(self.plan.unit, network.own_addresses()):
+            return self._clean(self.plan)
+
     def _clean(self, plan: Plan) -> Seen:
         try:
             proof = clean.prove(self.folders, plan, plan.timeouts.clean, self.stopped)
@@ -510,21 +516,24 @@ class Transaction:
     def _start(self, plan: Plan, back: bool = False) -> Seen:
         self.started = host.uptime()
         try:
-            try:
-                units.quarantine(plan.unit, network.own_addresses())
-            except units.UnitError:
-                if not back:
-                    raise
-                self.shut = False  # a known-good that is reachable too early is better than none, as with a full /run
-            if not back:
+            if back:
+                self._shut_known_good(plan)
+            else:
                 if host.uptime() - self.proved > FRESH:
                     self._clean(plan)
                 guard.number_gpus(self.folders, self.gpu_indices)
-            units.start(plan.unit, timeout=plan.timeouts.clean + 60)
+            units.start(plan.unit, timeout=plan.timeouts.clean + 60, forgiven=not back)
         except units.UnitError as error:
             failure = server.unit_failure(plan, units.status(plan.unit), str(error))
             raise Failed(dataclasses.replace(failure.cause, blame="host")) from None  # it never came to run
         return Seen(f"main pid {units.status(plan.unit).main_pid}")
+
+    def _shut_known_good(self, plan: Plan) -> None:
+        """One that is reachable too early is better than none, as with a full /run."""
+        try:
+            units.quarantine(plan.unit, network.own_addresses())
+        except units.UnitError:
+            self.shut = False
 
     def _ready(self) -> Seen:
         return Seen(server.wait_ready(self.plan, self._client(self.plan), self.started, self._tell("ready")))

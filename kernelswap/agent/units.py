@@ -9,7 +9,7 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from kernelswap.agent import files, glance
 
@@ -131,11 +131,20 @@ def version() -> int:
     return int(match[1]) if match else 0
 
 
-def start(unit: str, timeout: float) -> None:
-    """Start a unit whatever its past failures; returns once its main process runs. Raises UnitError."""
+def start(unit: str, timeout: float, forgiven: bool = False) -> None:
+    """Start a unit whatever its past failures; returns once its main process runs. Raises UnitError.
+
+    forgiven: `forgive` was called since its last start.
+    """
+    if not forgiven:
+        forgive(unit)
+    _systemctl("start", "--", unit, timeout=timeout)
+
+
+def forgive(unit: str) -> None:
+    """Let past starts and failures of a unit not count against the next start."""
     with contextlib.suppress(UnitError):
         _systemctl("reset-failed", "--", unit)
-    _systemctl("start", "--", unit, timeout=timeout)
 
 
 def ask_to_stop(unit: str) -> bool:
@@ -218,8 +227,22 @@ def drop_candidate(unit_file: Path, settings: Path) -> None:
 
 def quarantine(unit: str, allowed: Sequence[str]) -> None:
     """Let only these addresses reach the unit, from now on and without a restart."""
+    _systemctl(*_quarantine(unit, allowed))
+
+
+@contextlib.contextmanager
+def quarantined(unit: str, allowed: Sequence[str]) -> Iterator[None]:
+    """The same while something else is done; it holds when that has ended. Raises UnitError."""
+    end = _begin(*_quarantine(unit, allowed))
+    try:
+        yield
+    finally:
+        end(60)
+
+
+def _quarantine(unit: str, allowed: Sequence[str]) -> List[str]:
     settings = ["IPAddressAllow=", f"IPAddressAllow={' '.join(allowed)}", "IPAddressDeny=any"]
-    _systemctl("set-property", "--runtime", "--", unit, *settings)
+    return ["set-property", "--runtime", "--", unit, *settings]
 
 
 def lift_quarantine(unit: str) -> None:
@@ -249,10 +272,22 @@ def log(invocation: str, lines: Optional[int] = None) -> List[str]:
 
 
 def _systemctl(*words: str, timeout: float = 60) -> str:
-    try:
-        done = subprocess.run(["systemctl", *words], capture_output=True, text=True, timeout=timeout, check=False)
-    except subprocess.TimeoutExpired:
-        raise UnitError(f"systemctl {' '.join(words)}: no answer within {timeout:g} s") from None
-    if done.returncode:
-        raise UnitError(f"systemctl {' '.join(words)}: {done.stderr.strip() or f'exit {done.returncode}'}")
-    return done.stdout
+    return _begin(*words)(timeout)
+
+
+def _begin(*words: str) -> Callable[[float], str]:
+    """Ask systemctl; what is returned waits so many seconds for the answer. Raises UnitError."""
+    process = subprocess.Popen(["systemctl", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def end(timeout: float) -> str:
+        with process:
+            try:
+                answer, fault = process.communicate(timeout=timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise UnitError(f"systemctl {' '.join(words)}: no answer within {timeout:g} s") from None
+        if process.returncode:
+            raise UnitError(f"systemctl {' '.join(words)}: {fault.strip() or f'exit {process.returncode}'}")
+        return answer
+
+    return end

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 from kernelswap.agent.processes import Process
@@ -61,6 +62,9 @@ class Systemd:
             return self._answer(*words)
         except OSError as error:
             raise UnitError(f"systemctl {' '.join(words)}: {error.strerror}") from None
+
+    def begin(self, *words: str) -> Callable[[float], str]:
+        return lambda timeout: self(*words, timeout=timeout)
 
     def _answer(self, *words: str) -> str:
         command, names = words[0], words[words.index("--") + 1 :] if "--" in words else ("",)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -365,8 +366,8 @@ def test_systemd_reads_the_candidate_while_the_old_server_stops(
         patch.setattr(units, "_systemctl", systemctl)
         assert transaction.perform(world.folders, REQUEST).outcome == "committed"
     changes = [words for words in asked if not words.startswith("show")]
-    assert changes[:2] == ["stop --no-block", "daemon-reload"]
-    assert "daemon-reload" not in changes[2 : changes.index("start --")], "nobody is served meanwhile"
+    assert changes[:3] == ["reset-failed --", "stop --no-block", "daemon-reload"]
+    assert "daemon-reload" not in changes[3 : changes.index("start --")], "nobody is served meanwhile"
 
 
 @pytest.mark.parametrize(("seconds", "looks"), [(0.5, 1), (5.0, 2)])
@@ -378,20 +379,21 @@ def test_a_candidate_is_started_on_a_proof_that_is_fresh(
     world.stage("b-2")
     text = files.read(world.folders.release("b-2") / UNIT) or ""
     files.write(world.folders.release("b-2") / UNIT, f"{text}\nExecStartPre=python3 {AGENT_PATH} guard main; true\n")
-    prove, quarantine, seen, late = clean.prove, units.quarantine, [], [0.0]
+    prove, seen, late = clean.prove, [], [0.0]
 
     def counted(*others: Any) -> clean.Proof:
         seen.append(world.folders.candidate_unit.read_text())
         return prove(*others)
 
-    def slow(*words: Any) -> None:
+    @contextlib.contextmanager
+    def slow(*_words: Any) -> Iterator[None]:
+        yield
         late[0] += seconds
-        quarantine(*words)
 
     uptime = host.uptime
     with world.entered(monkeypatch) as patch:
         patch.setattr(clean, "prove", counted)
-        patch.setattr(units, "quarantine", slow)
+        patch.setattr(units, "quarantined", slow)
         patch.setattr(host, "uptime", lambda: uptime() + late[0])
         patch.setattr(transaction.server, "wait_ready", lambda *_others: "ready")
         assert transaction.perform(world.folders, REQUEST).outcome == "committed"

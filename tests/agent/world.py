@@ -123,6 +123,7 @@ class World:
             patch.setattr(time, "sleep", lambda _seconds: None)
             patch.setattr(service, "Folders", functools.partial(Folders, root=self.root))
             patch.setattr(units, "_systemctl", self.systemd)
+            patch.setattr(units, "_begin", self.systemd.begin)
             patch.setattr(units, "ETC", str(self.root / "etc/systemd/system"))
             patch.setattr(units, "OURS", str(self.root / "run/systemd/system.control") + "/")
             patch.setattr(units, "log", lambda *_others: [])
