@@ -11,7 +11,7 @@ if [ "${2-}" = restart ]; then
   systemctl restart "$unit"
 else
   systemctl stop "$unit"
-  sleep 2 # the driver gives the memory back a moment after the processes have ended
+  sleep 2 # for the driver to give memory back: the least of a dozen public scripts for SGLang, which wait 2 to 10 s
   while [ -e "/proc/$main" ] || pgrep '^sglang' >/dev/null || ss -Hltn 'sport = :30000' | grep -q .; do sleep 1; done
   systemctl start "$unit"
 fi
