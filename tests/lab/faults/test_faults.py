@@ -25,7 +25,7 @@ def at(step: str, command: str) -> str:
     return f"systemd-run -q --collect --unit=fault sh -c '{wait}; {command}'"
 
 
-THIEF = f"/usr/bin/python3 {FILES}/thief.py"
+THIEF = f"systemd-run -q --collect --unit=fault /usr/bin/python3 {FILES}/thief.py"
 STRAY = "python3 -m sglang.launch_server --model-path /srv/models/tiny --port 30001"
 LOOP = "systemd-run -q --unit=fault --setenv=PYTHONPATH=/opt/standin --setenv=NVML_SIM_HOLD_MIB=100 "
 LOOP += f"sh -c 'while sleep 0.1; do {STRAY}; done'"
@@ -143,22 +143,21 @@ FAULTS = (
     Fault(
         "the port is stolen for a while",
         "cutlass",
-        "committed",
-        "",
-        (),
-        "unchanged",
-        "new",
-        prepare=at("start", f"{THIEF} 3"),
+        "rolled-back",
+        "ready",
+        ("port 30000 is held by pid ", "thief.py"),
+        "committed cutlass-",
+        prepare=f"{THIEF} 3 start",
     ),
     Fault(
         "the port is stolen before the start",
         "cutlass",
         "down",
-        "start",
+        "ready",
         ("DOWN after", "port 30000 is listened on by pid ", "thief.py"),
         "committed cutlass-",
         "",
-        prepare=at("start", f"{THIEF} 600"),
+        prepare=f"{THIEF} 600 start",
         repair="systemctl stop fault",
     ),
     Fault(
@@ -169,7 +168,7 @@ FAULTS = (
         ("the host is not clean", "port 30000 is listened on by pid ", "thief.py"),
         "committed cutlass-",
         "",
-        prepare=at("stop", f"{THIEF} 600"),
+        prepare=f"{THIEF} 600 stop",
         repair="systemctl stop fault",
     ),
     Fault(
