@@ -459,6 +459,8 @@ def _details(decided: Decided, decision: Decision) -> Iterator[str]:
 
 
 def _changes(decision: Decision, release: Release, current: InstanceState) -> Iterator[str]:
+    if isinstance(decision, Unchanged) and not decision.stage:
+        return
     changes = compare(of_plan(current.plan), of_plan(release.plan)) if current.plan else ()
     limits = [change.line for change in changes if change.section == LIMITS]
     if isinstance(decision, Swap):

@@ -212,6 +212,15 @@ def test_so_many_may_fail_and_fail_percent_keeps_its_meaning(fleet: Fleet) -> No
     assert "and --fail-percent is 0" in percent
 
 
+def test_a_host_alone_tells_only_its_own_words(fleet: Fleet) -> None:
+    fleet.declare(hosts(1, gpu1=FAILS))
+    run = fleet.deploy("-y")
+    assert run.code == 1
+    assert "cause: no kernel image" in run
+    assert "--> The rollout" not in run
+    assert "failed: @fake" not in run
+
+
 def test_unchanged_hosts_are_in_no_wave_and_the_plan_tells_all_before_anything_begins(fleet: Fleet) -> None:
     some = {name: Sim(took=took) for name, took in (("gpu11", 100.0), ("gpu2", 200.0), ("gpu7", 500.0))}
     several = hosts(12, **{**dict.fromkeys(names(1, 12), SERVES), **some})

@@ -141,7 +141,7 @@ class Turns:
         if not self.stopped:
             failed = self.failures()
             self.stopped = self.rollout.stop(failed) or self._fail_percent(failed)
-            if self.stopped:
+            if self.stopped and len(self.hosts) > 1:
                 logger.error(f"--> The rollout stops: {self.stopped}")
         return bool(self.stopped)
 
@@ -174,12 +174,16 @@ class Turns:
         return host.name in self.ends or self._dropped(host)
 
     def summary(self) -> Iterator[str]:
-        """What is to be known of hosts that did not end on their goal, and what to type next; nothing if all did."""
+        """What is to be known of hosts that did not end on their goal, and what to type next; nothing if all did.
+
+        A host alone has told it itself, unless it is still at work.
+        """
         failures = self.failures()
         open_ = [name for name in self.wave_of if name not in self.ends and name not in failures]
         running = [name for name in open_ if name in self.begun]
         waiting = [*(name for name in open_ if name not in self.begun), *self._that(NOT_ATTEMPTED)]
-        if not (failures or self.ignored or open_ or self.stopped):
+        alone = len(self.hosts) == 1
+        if not (open_ or (not alone and (failures or self.ignored or self.stopped))):
             return
         yield f"--> The rollout has stopped: {self.stopped}" if self.stopped else "--> Not every host is on its goal:"
         reverts = self.stopped and self.rollout.on_stop == "revert"
