@@ -1,4 +1,4 @@
-"""Runs on a host: takes port 30000 as soon as it is free and a swap is at a step, and keeps it. Words: seconds, step."""
+"""Runs on a host: takes port 30000 as soon as it is free and a swap is at a step. Words: seconds to keep it, step."""
 
 import contextlib
 import socket
