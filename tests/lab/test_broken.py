@@ -141,7 +141,7 @@ def drifted(broken: Broken, fault: str, known: tuple[Scored, ...]) -> Drift:
 
 
 def asked(broken: Broken, at_once: int = drift.AT_ONCE) -> tuple[Scored, ...]:
-    return drift.answers(broken.client, *drift.prompts(), time.monotonic() + 60, at_once)
+    return drift.answers(broken.client, *drift.prompts(), time.monotonic() + 60, 60, at_once)
 
 
 def beyond(found: Drift) -> list[str]:
@@ -194,7 +194,7 @@ def test_whole_swaps(project: Project, host: Host) -> None:
     for fault, step, words in (
         ("corrupt-token", "smoke", "are not what the model chose"),
         ("multibyte", "smoke", "expected /東京/"),
-        ("hang-after-100", "soak", "timed out"),
+        ("hang-after-100", "drift", "timed out"),  # which asks the 101st request
     ):
         output = swap(project, fault)
         for expected in ("ROLLED BACK", f"step {step}", words, f"{good} serves again, verified"):

@@ -78,7 +78,8 @@ def measure(plan: Plan, server: Client, path: str = "") -> DriftReference:
     scored, long = prompts(path)
     asked = hashlib.sha256(json.dumps([scored, long, TOKENS]).encode()).hexdigest()
     until = time.monotonic() + plan.timeouts.drift
-    samples, again = (answers(server, scored, long, until, at_once) for at_once in (AT_ONCE, 1))
+    one = plan.timeouts.smoke
+    samples, again = (answers(server, scored, long, until, one, at_once) for at_once in (AT_ONCE, 1))
     try:
         noise = compare(samples, again)
     except Incomparable as error:
@@ -262,12 +263,14 @@ def faults(plan: Plan) -> List[str]:
 
 
 def answers(
-    server: Client, scored: Sequence[str], long: Sequence[str], until: float, at_once: int
+    server: Client, scored: Sequence[str], long: Sequence[str], until: float, one: float, at_once: int
 ) -> Tuple[Scored, ...]:
-    """Ask all prompts, always in the same order, `until` by time.monotonic(). Raises Unanswered or Garbled."""
+    """Ask all prompts, always in the same order, `until` by time.monotonic(), and no answer for longer than `one`: a
+    server that hangs is not waited for as long as many answers may take. Raises Unanswered or Garbled."""
 
     def answer(prompt: str, too: bool) -> Scored:
-        return parse(server.score(prompt, TOKENS, TOP, too, max(0.001, until - time.monotonic())))
+        timeout = max(0.001, min(one, until - time.monotonic()))
+        return parse(server.score(prompt, TOKENS, TOP, too, timeout))
 
     with ThreadPoolExecutor(at_once) as pool:
         return tuple(pool.map(answer, [*scored, *long], [True] * len(scored) + [False] * len(long)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
+import socket
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -262,6 +264,17 @@ def test_a_server_that_does_not_answer(folders: Folders, model: Path, start: Sta
     swap(folders, model, start(""), "a-1", None)
     with pytest.raises(Failed, match="refused"):
         swap(folders, model, nobody, "b-2", "a-1")
+
+
+def test_a_server_that_hangs_is_not_waited_for_as_long_as_all_answers_may_take(model: Path) -> None:
+    plan = Plan(
+        "main", "a-1", "b", "m", "/p", (), {}, "root", str(model), "m", "127.0.0.1", 1,
+        timeouts=Timeouts(smoke=0.2, drift=60),
+    )  # fmt: skip
+    begin = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(Unanswered, match="timed out"):
+        drift.measure(plan, Client(f"http://127.0.0.1:{silent.getsockname()[1]}", "m"))
+    assert time.monotonic() - begin < 30
 
 
 def test_ones_own_prompts(start: Start, folders: Folders, model: Path, tmp_path: Path) -> None:
