@@ -45,13 +45,13 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True)
 class Bundle:
-    """The agent's file and the SHA-256 by which a host's copy is known to be this one."""
+    """The agent's file and the BLAKE2b by which a host's copy is known to be this one."""
 
     content: bytes
-    sha256: str
+    digest: str
 
     def __repr__(self) -> str:
-        return f"Bundle({self.sha256[:12]}, {len(self.content)} bytes)"
+        return f"Bundle({self.digest[:12]}, {len(self.content)} bytes)"
 
     @cached_property
     def packed(self) -> str:
@@ -74,7 +74,7 @@ def build() -> Bundle:
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, files[name])
     content = buffer.getvalue()
-    return Bundle(content, hashlib.sha256(content).hexdigest())
+    return Bundle(content, hashlib.blake2b(content).hexdigest())
 
 
 def _digest(files: Mapping[str, bytes]) -> str:

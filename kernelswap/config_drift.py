@@ -126,7 +126,7 @@ def _setup(seen: Seen[HostDrift], specs: Sequence[ServerSpec], templates: Path) 
         yield Finding("setup", KEY_PATH, "the host's key", "missing", DEPLOY)
     if lacks.agent:
         found = "another version, or edited" if state.agent else "missing"
-        yield Finding("setup", AGENT_PATH, f"the agent {bundle.build().sha256[:12]}", found, DEPLOY)
+        yield Finding("setup", AGENT_PATH, f"the agent {bundle.build().digest[:12]}", found, DEPLOY)
     if lacks.recover_unit:
         found = "another text" if state.recover_unit else "missing"
         yield Finding("setup", f"/etc/systemd/system/{RECOVER_UNIT}", "as it is rendered today", found, DEPLOY)

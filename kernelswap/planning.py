@@ -357,7 +357,7 @@ def lacking(
     return Setup(
         users=tuple(sorted(set(users) - set(state.users))),
         key=None if state.key else key,
-        agent=None if at_work or state.agent == agent.sha256 else agent.content,
+        agent=None if at_work or state.agent == agent.digest else agent.content,
         recover_unit=None if state.recover_unit == decide.digest(recover_unit) else recover_unit,
         recover=tuple(name for name in instances if name not in state.recover_enabled),
         member_unit=member_unit if joined and state.member_unit != decide.digest(member_unit) else None,

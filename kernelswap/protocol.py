@@ -507,7 +507,7 @@ class RouterState:
 class HostState:
     """Everything that a decision about a host needs, read in one remote command.
 
-    agent: SHA-256 of the agent's file. key: see KEY_PATH; empty if none. users: names of the users asked about that
+    agent: BLAKE2b of the agent's file. key: see KEY_PATH; empty if none. users: names of the users asked about that
     exist. recover_enabled: instances whose recover unit is enabled. servers: SGLang processes outside our units.
     gpu_error: why the GPUs could not be read. metrics: the folder that metrics are written to, "" if none is.
     drift_units: SHA-256 of the units that look for drift; "" where they are missing or not enabled. member_unit: that

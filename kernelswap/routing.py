@@ -76,7 +76,7 @@ def plan_router(host: Host, templates: Path) -> RouterPlan | None:
         url=spec.url,
         user="" if spec.user in state.users else spec.user,
         host_key=None if state.key else host_key,
-        agent=None if state.agent == agent.sha256 else agent.content,
+        agent=None if state.agent == agent.digest else agent.content,
         unit=text,
         key=declared.key if spec.key or state.router.key else None,
         root=root.arguments(host),

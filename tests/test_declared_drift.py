@@ -42,7 +42,7 @@ def committed(spec: ServerSpec = SPEC, secrets: Mapping[str, str] | None = None,
         "main", release.name, "active", unit_intact=True, releases={release.name: files}, plan=release.plan
     )
     state = HostState(
-        agent=bundle.build().sha256, key=KEY, users=("sglang",), recover_enabled=("main",), instances=(instance,),
+        agent=bundle.build().digest, key=KEY, users=("sglang",), recover_enabled=("main",), instances=(instance,),
         recover_unit=decide.digest(_unit_text(TEMPLATES, RECOVER_UNIT)), gpus=(Gpu(0, "GPU-1", "B200"),),
     )  # fmt: skip
     return replace(state, **changes)

@@ -124,7 +124,7 @@ class Fleet:
             rollback_target=new.name if serves == OLD else None,
         )
         unit = decide.digest(_unit_text(self.folder / "templates", RECOVER_UNIT))
-        return HostState(bundle.build().sha256, KEY, ("sglang",), unit, ("main",), (instance,))
+        return HostState(bundle.build().digest, KEY, ("sglang",), unit, ("main",), (instance,))
 
     def deploy(self, *words: str) -> Run:
         command = [PYINFRA, "inventory/hosts.py", "deploy.py", *words]

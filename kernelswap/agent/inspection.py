@@ -42,10 +42,8 @@ def inspect(
 
 def glanced(seen: Mapping[str, Any]) -> HostState:
     """The state of a host, from what `glance` printed there."""
-    statuses = dict(zip(glance.unit_names(seen["instances"]), seen["units"].split("\n\n")))
-    return state_of(
-        seen, {name: units.status_of(units.values(text), *seen["clock"]) for name, text in statuses.items()}
-    )
+    shown = {name: units.status_of(units.values(text), *seen["clock"]) for name, text in seen["units"].items()}
+    return state_of(seen, {**dict.fromkeys(glance.unit_names(seen["instances"]), units.ABSENT), **shown})
 
 
 def state_of(seen: Mapping[str, Any], statuses: Mapping[str, units.UnitStatus]) -> HostState:

@@ -46,6 +46,11 @@ class UnitStatus:
         return self.active in ("active", "activating", "reloading", "deactivating")
 
 
+ABSENT = UnitStatus(
+    "inactive", "dead", 0, "", False, "", "success", None
+)  # as systemd says it of a unit without a file
+
+
 def status(unit: str) -> UnitStatus:
     return statuses([unit])[unit]
 

@@ -46,7 +46,7 @@ def test_what_is_there_is_seen(world: World) -> None:
     state = inspection.state_of(look(world), dict.fromkeys(UNITS, STATUS))
     (instance,) = state.instances
     assert (state.agent, state.key, state.users) == (
-        host.digest(world.root / "usr/local/lib/kernelswap/agent.pyz"),
+        hashlib.blake2b(b"PK").hexdigest(),
         "k3y",
         ("root",),
     )
@@ -103,8 +103,7 @@ def test_what_is_not_as_it_was_committed_is_not_intact(world: World, change: str
 
 def test_nothing_is_seen_of_an_instance_that_is_none(world: World) -> None:
     seen = look(world, "other")
-    absent = replace(STATUS, active="inactive", fragment="", main_pid=0, since=None)
-    (instance,) = inspection.state_of(seen, dict.fromkeys(glance.unit_names(["other"]), absent)).instances
+    (instance,) = inspection.state_of(seen, dict.fromkeys(glance.unit_names(["other"]), units.ABSENT)).instances
     assert (instance.known_good, instance.unit_state, instance.unit_intact) == (None, "absent", False)
     assert (instance.releases, instance.history, instance.plan) == ({}, (), None)
 
@@ -160,7 +159,7 @@ def test_whoever_asks_is_no_server(tmp_path: Path) -> None:
     [("inactive", False, True), ("failed", False, True), ("active", False, False), ("inactive", True, False)],
 )
 def test_a_swap_under_way_is_for_the_agent_to_tell(agent: str, journal: bool, quiet: bool) -> None:
-    seen = {"units": f"ActiveState=active\nMainPID=7\n\nActiveState={agent}\nMainPID=0\n"}
+    seen = {"units": dict(zip(UNITS, ("ActiveState=active\nMainPID=7", f"ActiveState={agent}\nMainPID=0\n")))}
     assert glance.is_quiet({**seen, "instances": {"main": {"journal": journal}}}) is quiet
 
 
@@ -173,6 +172,21 @@ def test_systemds_answer_is_read_as_the_agent_reads_it(monkeypatch: pytest.Monke
     tool.write_text("#!/bin/sh\nexit 1\n")
     with pytest.raises(OSError, match="systemctl failed"):
         glance.show(UNITS)
+
+
+def test_systemd_is_asked_for_what_has_a_file(tmp_path: Path) -> None:
+    assert glance.known(UNITS, f"{tmp_path}/") == UNITS[:1]
+    for place, name in (("run/systemd/transient", UNITS[1]), (glance.WANTS, UNITS[2])):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / name).symlink_to("/nowhere")
+    assert glance.known(UNITS, f"{tmp_path}/") == UNITS
+
+
+def test_what_systemd_was_not_asked_for_is_not_there(world: World) -> None:
+    said = "\n".join(f"{name}=" for name in glance.PROPERTIES.split(","))
+    said = said.replace("MainPID=", "MainPID=7").replace("ActiveState=", "ActiveState=active")
+    (instance,) = inspection.glanced({**look(world), "units": {UNITS[0]: said}}).instances
+    assert (instance.unit_state, instance.main_pid, instance.member) == ("active", 7, "disabled")
 
 
 def test_hardly_a_module_is_loaded() -> None:

@@ -46,7 +46,8 @@ def test_a_glance_is_judged_here() -> None:
     seen = {"clock": (1000.0, 10.0), "agent": "sha", "key": "key\n", "users": ("sglang",), "recover_unit": ""}
     seen |= {"metrics": "/var/lib/metrics", "drift_units": "sum", "member_unit": ""}
     seen |= {"recover_enabled": (), "instances": {"main": instance, "other": instance}}
-    seen["units"] = "\n".join([UNIT, UNIT, KEEPER, UNIT.replace("=7", "=8"), UNIT, UNIT])
+    seen["units"] = {"sglang-main.service": UNIT, "kernelswap-member@main.service": KEEPER}
+    seen["units"] |= {"sglang-other.service": UNIT.replace("=7", "=8"), "kernelswap-member@other.service": UNIT}
     state = GlancedHostState().process(["Welcome to gpu1", f"glance {seen!a}"])
     assert state
     assert (state.agent, state.key, state.users) == ("sha", "key", ("sglang",))
