@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import re
 import statistics
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from kernelswap.agent import knowledge
+from kernelswap.measured import BASELINE
 from kernelswap.traces import Bench, Sample, ServerSample
 
 _NO_POWER, _HEAT, _SLOWDOWN = 0x4 | 0x80 | 0x200, 0x20 | 0x40, 0x8
@@ -60,12 +62,11 @@ def diagnose(
     if not loads:
         return (_finding("unknown", "no samples"),)
     most = max((load.concurrency or 0 for load in loads), default=0)
-    names = [row["name"] for row in _table()["findings"]]
     ranked = []
     for load in loads:
         lesser = load.concurrency is not None and load.concurrency < most
         for finding in _judge(load):
-            ranked.append((lesser, names.index(finding.name), -load.seconds, finding))
+            ranked.append((load.phase.startswith(BASELINE), lesser, _weight(finding, load), -load.seconds, finding))
     return tuple(item[-1] for item in sorted(ranked, key=lambda item: item[:-1]))
 
 
@@ -76,6 +77,13 @@ def diagnose(
 def _table() -> Dict[str, Any]:
     table: Dict[str, Any] = json.loads(knowledge.read("diagnosis.json"))
     return table
+
+
+def _weight(finding: Finding, load: _Load) -> float:
+    """The rank of a finding. A prefill at the card's own power limit is sound, so that it hides nothing."""
+    names = [row["name"] for row in _table()["findings"]]
+    sound = finding.name == "power-cap" and load.kind == "prefill" and not _lowered(load) and not _braked(load)
+    return names.index(_SOUND[0]) - 0.5 if sound else names.index(finding.name)
 
 
 def _limit(name: str) -> float:
@@ -273,8 +281,10 @@ def _under_load(samples: List[Sample]) -> List[Sample]:
         if hard[0] <= sample.time <= hard[-1]
         and not any(before < sample.time < after for before, after in pauses)
     ]  # fmt: skip
-    # A moment of work in a time without any is no load.
-    little = max(Counter(sample.gpu for sample in kept).values()) < _limit("samples")
+    # A moment of work now and then, in a time without any, is no load.
+    ends = [before for before, _ in pauses]
+    bursts = Counter((sample.gpu, bisect_left(ends, sample.time)) for sample in kept)
+    little = max(bursts.values()) < _limit("samples")
     return samples if little and statistics.fmean(known) < _limit("active") else kept
 
 
@@ -293,9 +303,10 @@ def _load(
     mine = _runs_of(phase, concurrency, (begin, end), runs, alone)
     concurrency = concurrency or _median(run.concurrency for run in mine)
     counted = tuple(item for item in server if begin <= item.time <= end) or (tuple(server) if alone else ())
+    tokens = _tokens(mine, counted)
+    own = _without_idle_half(samples) if tokens != 0 else samples
     return _Load(
-        phase, tuple(samples), _cards(samples), mine, counted, end - begin, concurrency,
-        _tokens(mine, counted), _kind(phase, mine),
+        phase, tuple(own), _cards(own), mine, counted, end - begin, concurrency, tokens, _kind(phase, mine)
     )  # fmt: skip
 
 
@@ -352,6 +363,15 @@ def _cards(samples: Sequence[Sample]) -> Tuple[_Card, ...]:
         return card.mean is not None and card.mean < _limit("active") / 2 and (card.used or 0) < 0.1
 
     return tuple(card for card in cards if not spare(card)) or tuple(cards)
+
+
+def _without_idle_half(samples: Sequence[Sample]) -> Sequence[Sample]:
+    """Without GPUs that do nothing, where they are half of all or more and the others work: they are another server's,
+    as a rank waits for the others at full utilisation."""
+    cards = _cards(samples)
+    idle = {card.gpu for card in cards if card.mean is not None and card.mean < _limit("active") / 2}
+    rest = [sample for sample in samples if sample.gpu not in idle]
+    return rest if rest and 2 * len(idle) >= len(cards) and not _spins(rest) else samples
 
 
 def _card(gpu: str, samples: Sequence[Sample]) -> _Card:
@@ -419,19 +439,27 @@ def _hang(load: _Load) -> _Said:
     if no_tokens and (level >= _limit("busy") or pending):
         wedged = (load.over(lambda card: card.used) or 1) < 0.02
         return f"{level:.0f} % utilisation, 0 tokens/s{', and nothing in their memory' if wedged else ''}", ()
-    if load.tokens is None and level >= _limit("busy") and _spins(load.samples):
+    if load.tokens is None and level >= _limit("busy") and _spins(load.samples) and not _dim(load):
         return f"{level:.0f} % utilisation at {_watts(load)}, without the traffic in memory that tokens need", ()
     return _stuck(load)
+
+
+def _dim(load: _Load) -> bool:
+    """Whether little power has another reason, where it is not known if memory is read: one GPU waits for no other,
+    decoding takes little on some, and low clocks do on all."""
+    if load.at("memory_utilization") is not None:
+        return False
+    clock = load.over(lambda card: card.clock)
+    return len(load.cards) == 1 or _normal(load) or (clock is not None and clock < _limit("clocks"))
 
 
 def _spins(samples: Sequence[Sample]) -> bool:
     """Whether GPUs that are busy only wait: little power, and no weights are read."""
     cards = _cards(samples)
     shares = [card.power for card in cards]
-    power = _median(shares)
+    power, reads = _median(shares), _median(card.at["memory_utilization"] for card in cards)
     if power is None or power > _limit("spinning"):
         return False
-    reads = _median(card.at["memory_utilization"] for card in cards)
     return power <= _limit("spinning_surely") if reads is None else reads <= _limit("spinning_memory")
 
 
@@ -441,7 +469,8 @@ def _stuck(load: _Load) -> _Said:
     limit = max(_limit("stuck"), 0.15 * load.seconds)
     tail = [sample for sample in load.samples if sample.time >= end - limit]
     before = [sample for sample in load.samples if sample.time < end - limit]
-    if not before or not _all_busy(tail) or not _spins(tail):
+    unread = load.over(lambda card: card.power) is None and _unread(tail)
+    if not before or not _all_busy(tail) or not (_spins(tail) or unread):
         return None
     was, now = (_median(card.at["power"] for card in _cards(part)) for part in (before, tail))
     if was is None or now is None or now > 0.7 * was:
@@ -454,6 +483,12 @@ def _stuck(load: _Load) -> _Said:
         return None
     text = f"for the last {limit:.0f} s at full utilisation and {now:.0f} W, after {was:.0f} W"
     return text, (Figure("power before", was, "W"), Figure("power at the end", now, "W"))
+
+
+def _unread(samples: Sequence[Sample]) -> bool:
+    """Whether no weights are read from memory; False where that is not known."""
+    reads = _median(card.at["memory_utilization"] for card in _cards(samples))
+    return reads is not None and reads <= _limit("spinning_memory")
 
 
 def _all_busy(samples: Sequence[Sample]) -> bool:
@@ -485,7 +520,7 @@ def _slow_rank(load: _Load) -> _Said:
         ("power", "W", lambda card: card.at["power"]),
         ("utilisation", "%", lambda card: card.at["utilization"]),
         ("temperature", "°C", lambda card: card.at["temperature"]),
-        ("PCIe width", "lanes", lambda card: card.at["pcie_width"]),
+        ("PCIe link", "MB/s", lambda card: card.link),
         ("held by heat", "% of its samples", lambda card: _percent(card.heat)),
         ("held by power", "% of its samples", lambda card: _percent(card.held)),
     ):
@@ -520,11 +555,14 @@ def _differs(card: _Card, cards: Sequence[_Card], both: bool) -> bool:
     mine, theirs = card.at["utilization"], usual("utilization")
     behind = (theirs - mine) if mine is not None and theirs is not None else 0.0
     apart = _limit("odd_power")
+    lanes = _median(other.link for other in others)
+    narrow = card.link is not None and lanes is not None and card.link < _limit("odd_link") * lanes
     return (
         (clock is not None and clock < _limit("odd_clock"))
         or (power is not None and (power < 1 - apart or (both and power > 1 + apart)))
         or (abs(behind) if both else behind) >= _limit("odd_utilization")
         or (card.heated and not any(other.heated for other in others))
+        or (narrow and (card.transfer is None or card.transfer >= _limit("transfer") * (card.link or 0)))
     )
 
 
@@ -532,11 +570,22 @@ def _power_cap(load: _Load) -> _Said:
     held = [card for card in load.cards if card.limited]
     if load.share(lambda card: card.heated) >= _limit("capped") or len(held) / len(load.cards) < _limit("capped"):
         return None
+    share = _median(card.held for card in held)
+    if load.waits and share is not None and share < 0.5:
+        return None  # most of the time it waits, and meets its limit in between
+    own = f", below the card's own {_lowered(load):.0f} W" if _lowered(load) else ""
+    text = f"{_watts(load)}{own}, {_clocks(held)}{', by a power brake' if _braked(load) else ''}"
+    return text, _some(("samples held by power", _percent(share), "%"))
+
+
+def _lowered(load: _Load) -> Optional[float]:
+    """The card's own power limit, where the enforced one is lower."""
     limit, own = load.at("power_limit"), load.over(lambda card: card.sku.get("power_limit"))
-    lowered = f", below the card's own {own:.0f} W" if limit and own and limit < 0.95 * own else ""
-    brake = any(sample.reasons and sample.reasons & 0x80 for sample in load.samples)
-    text = f"{_watts(load)}{lowered}, {_clocks(held)}{', by a power brake' if brake else ''}"
-    return text, _some(("samples held by power", _percent(_median(card.held for card in held)), "%"))
+    return own if limit and own and limit < 0.95 * own else None
+
+
+def _braked(load: _Load) -> bool:
+    return any(sample.reasons and sample.reasons & 0x80 for sample in load.samples)
 
 
 def _clocks_down(load: _Load) -> _Said:

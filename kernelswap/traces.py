@@ -14,6 +14,7 @@ import re
 import statistics
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import lru_cache
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from kernelswap.agent import knowledge
@@ -136,7 +137,8 @@ def read_gpus(text: str) -> Trace:
     if not set(columns) & {"utilization", "power", "sm_clock", "reasons"}:
         found = ", ".join(header or []) or "an empty file"
         raise Unreadable(
-            f"no column of a GPU's utilisation, power or clocks: {found[:200]}: a first line must name them"
+            f"no column of a GPU's utilisation, power or clocks: {found[:200]}: a first line must name them, "
+            "as that of `nvidia-smi --format=csv` without `noheader`"
         )
     table = [row for row in rows if row != header]
     cells = {field: [row[at] if at < len(row) else "" for row in table] for field, (at, _) in columns.items()}
@@ -156,8 +158,12 @@ def read_gpus(text: str) -> Trace:
         if any(value is not None for value in seen.values()):
             server[at] = ServerSample(at, phase, **seen)
         samples.append(Sample(at, gpu, phase, words.get("name", ""), **row))  # type: ignore[arg-type]
+    if not table:
+        raise Unreadable("a header and no row below it: did the sampler run?")
+    if all(at is None for at in times):
+        raise Unreadable(f"no time can be read, as {cells['time'][0][:40]!r}: seconds or ISO 8601 are")
     if not samples:
-        raise Unreadable(f"{len(table)} rows and no sample in them: no number could be read")
+        raise Unreadable(f"{len(table)} rows and no number in them, as {', '.join(table[0])[:200]}: sample again")
     return Trace(tuple(samples), tuple(server.values()), tuple(_notes(columns, cells, samples, len(table))))
 
 
@@ -191,24 +197,28 @@ def read_bench(text: str) -> Tuple[Bench, ...]:
 
 def _objects(text: str) -> Iterator[Any]:
     try:
-        whole = json.loads(text)
+        whole = _parsed(text)
         yield from whole if isinstance(whole, list) else [whole]
         return
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     for line in text.splitlines():
         try:
-            yield json.loads(line)
-        except ValueError:
+            yield _parsed(line)
+        except (ValueError, RecursionError):
             continue
+
+
+def _parsed(text: str) -> Any:
+    return json.loads(text, parse_int=float)  # an integer that no float holds is infinite
 
 
 def _bench(values: Dict[str, Any]) -> Bench:
     def first(*names: str) -> Optional[float]:
         for name in names:
             value = values.get(name)
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-                return float(value)
+            if isinstance(value, float) and 0 <= value < math.inf:
+                return value
         return None
 
     return Bench(
@@ -241,6 +251,8 @@ _FACTORS = {  # what a unit is of the one that we use
     "pcie_tx": {"b/s": 1e-6, "kb/s": 1e-3, "kib/s": 1.024e-3, "mib/s": 1.048576, "gb/s": 1e3, "gib/s": 1073.741824},
     "sm_clock": {"ghz": 1e3, "hz": 1e-6},
     "memory_clock": {"ghz": 1e3, "hz": 1e-6},
+    "sm_clock_max": {"ghz": 1e3, "hz": 1e-6},
+    "memory_clock_max": {"ghz": 1e3, "hz": 1e-6},
 }
 # Where no unit is given: (a median above this, is in a smaller unit by this factor). No PCIe link carries 200 GB/s.
 _TOO_MUCH = {
@@ -265,12 +277,14 @@ def _rows(text: str) -> Iterator[List[str]]:
 
 
 def _delimiter(line: str) -> str:
-    return max(",;\t", key=line.count) if any(mark in line for mark in ",;\t") else " "
+    return max(",;\t|", key=line.count) if any(mark in line for mark in ",;\t|") else " "
 
 
 def _split(line: str, mark: str = "") -> List[str]:
     mark = mark or _delimiter(line)
     words = line.split() if mark == " " else next(csv.reader([line], delimiter=mark, skipinitialspace=True), [])
+    if mark not in ", ":  # a decimal comma
+        words = [re.sub(r"(?<=\d),(?=\d+\s*\D*$)", ".", word) for word in words]
     return [word.strip() for word in words]
 
 
@@ -304,6 +318,7 @@ def _unit_in(name: str) -> str:
 _NUMBER = re.compile(r"^[-+]?(?:0x[0-9a-f]+|[0-9]*\.?[0-9]+(?:e[-+]?[0-9]+)?)\s*([%a-z/]*)$", re.IGNORECASE)
 
 
+@lru_cache(maxsize=2**16)
 def _number(cell: str) -> Optional[float]:
     """The number of a cell, with or without its unit; None for what is none, as `[N/A]`."""
     match = _NUMBER.match(cell.strip())
@@ -325,7 +340,9 @@ def _numbers(field: str, unit: str, cells: Sequence[str]) -> List[Optional[float
     # A share instead of a percentage: nobody samples a GPU that is 0.37 % busy and never more than 1 %.
     if field.endswith("utilization") and known and max(known) <= 1 and any(value % 1 for value in known):
         factor = 100.0
-    return [None if value is None else value * factor for value in values]
+    # What cannot be, as -1 W or 4294967295 %, is how some say that they do not know.
+    most = 110 if field.endswith("utilization") else 1e15
+    return [None if value is None or not 0 <= value * factor <= most else value * factor for value in values]
 
 
 def _all_reasons(header: Sequence[str], table: Sequence[Sequence[str]], cells: Optional[Sequence[str]]) -> List[Any]:
@@ -381,10 +398,22 @@ def _times(cells: Optional[Sequence[str]], gpus: Optional[Sequence[str]], count:
             rounds.append(float(seen.get(gpu, 0)))
             seen[gpu] = seen.get(gpu, 0) + 1
         return rounds
-    found = [_time(cell) for cell in cells]
+    found = _days([_time(cell) for cell in cells])
     known = [at for at in found if at is not None]
     scale = next((1 / unit for unit in (1e9, 1e6, 1e3) if known and min(known) > 1e8 * unit), 1.0)
     return [None if at is None else at * scale for at in found]
+
+
+def _days(times: List[Optional[float]]) -> List[Optional[float]]:
+    """Times of day, which lie in 1900, go on after midnight."""
+    days, last = 0.0, -math.inf
+    found: List[Optional[float]] = []
+    for at in times:
+        if at is not None and at < 0:
+            days += 86400 if at < last - 43200 else 0
+            last = at
+        found.append(at + days if at is not None else None)
+    return found
 
 
 def _time(cell: str) -> Optional[float]:

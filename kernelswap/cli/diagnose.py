@@ -42,7 +42,8 @@ def command(gpus: Path, bench: Path | None, metrics: Path | None, as_json: bool)
     runs = _read(bench, traces.read_bench) if bench else ()
     server = _read(metrics, traces.read_server) if metrics else trace.server
     findings = diagnose(trace.samples, runs, server)
-    notes = [*trace.notes, *([] if bench else ["no BENCH.JSONL: whether tokens came, and how many, is not known"])]
+    none = f"nothing in {bench}" if bench else "no BENCH.JSONL"
+    notes = [*trace.notes, *([] if runs else [f"{none}: whether tokens came, and how many, is not known"])]
     if as_json:
         found = [dataclasses.asdict(finding) for finding in findings]
         click.echo(json.dumps({"findings": found, "notes": notes}, ensure_ascii=False, indent=2))
@@ -60,7 +61,7 @@ def _read(path: Path, reader: Callable[[str], T]) -> T:
         # PowerShell's redirection writes UTF-16.
         text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", "replace")
         if "\0" in text:
-            raise Unreadable("is no text")
+            raise Unreadable("is no text: save it as CSV or JSON lines in UTF-8")
         return reader(CONTROLS.sub("\ufffd", text))
     except Unreadable as error:
         raise click.UsageError(f"{path}: {error}") from None
