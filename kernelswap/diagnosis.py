@@ -130,7 +130,9 @@ class _Card:
 
     @property
     def clock(self) -> Optional[float]:
-        return _ratio(self.at["sm_clock"], self.at["sm_clock_max"])
+        """Share of the maximum, or of the card's boost clock where NVML tells a maximum that no work reaches."""
+        top = self.at["sm_clock_max"]
+        return _ratio(self.at["sm_clock"], min(top, self.sku.get("boost", top)) if top else None)
 
     @property
     def memory_clock(self) -> Optional[float]:

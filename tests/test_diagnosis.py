@@ -151,6 +151,21 @@ def test_what_is_not_known_is_not_taken_for_nothing(name: str) -> None:
         assert not needs & {finding.name for finding in found}
 
 
+def test_one_gpu_waits_for_no_other() -> None:
+    """Little power alone, where nothing says whether memory is read, is a hang only of several GPUs."""
+    script = SCRIPTS["nccl_deadlock_unrated"]
+    rows = [{**row, "memory_utilization": None} for row in script.rows()]
+    assert first(script, rows) == "hang"
+    assert first(script, [row for row in rows if row["index"] == 0]) == "busy-not-loaded"
+
+
+def test_a_hang_is_found_without_the_power_limit() -> None:
+    """As in a file of `nvidia-smi dmon`, which has neither limits nor names."""
+    script = SCRIPTS["hang_after_a_while"]
+    rows = [{**row, "power_limit": None, "name": ""} for row in script.rows()]
+    assert first(script, rows) == "hang"
+
+
 def test_every_rule_is_explained_and_every_threshold_is_used() -> None:
     table = diagnosis._table()
     names = [row["name"] for row in table["findings"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ def test_what_nvidia_smi_prints() -> None:
         lambda text: text.replace("\n", "\r\n"),
         lambda text: text.replace(", ", ";"),
         lambda text: text.replace(", ", "\t"),
+        lambda text: text.replace(", ", "|"),
+        lambda text: re.sub(r"(\d)\.(?=\d+( W)?;)", r"\1,", text.replace(", ", ";")),
         lambda text: "# made by nvidia-smi\n\n" + text,
         lambda text: text + text.splitlines()[0] + "\n",
         lambda text: text.replace(" %,", ",").replace(" W,", ",").replace(" MHz,", ",").replace(" MiB,", ","),
@@ -70,6 +73,10 @@ def one(header: str, *rows: str) -> traces.Sample:
         ("time,util,power", "0,98,ERR!", "power", None),
         ("time,util,power", "0,98,", "power", None),
         ("time,util,power", "0,98,nan", "power", None),
+        ("time,util,power", "0,98,-1", "power", None),
+        ("time,power,util", "0,300,4294967295", "utilization", None),
+        ("time,util,power", "0,98,1e308", "power", None),
+        ("time,util,clocks.max.sm [GHz]", "0,98,1.98", "sm_clock_max", 1980),
         ("ts,util", "1764496800123,98", "time", 1764496800.123),
         ("ts,util", "2025-11-30T10:00:00Z,98", "time", 1764496800),
         ("ts,util", "2025-11-30T10:00:00.25+00:00,98", "time", 1764496800.25),
@@ -98,6 +105,30 @@ def test_dmon_and_a_file_without_times() -> None:
 def test_columns_of_the_server_in_the_same_file() -> None:
     trace = traces.read_gpus("time,gpu,util,num_running_reqs,token_usage\n1,0,98,41,0.98\n1,1,97,41,0.98\n")
     assert [(item.running, item.token_usage) for item in trace.server] == [(41, 0.98)]
+
+
+def test_times_of_day_go_on_after_midnight() -> None:
+    found = traces.read_gpus("time,util\n23:59:58,98\n23:59:59,98\n00:00:01,97\n").samples
+    assert [sample.time - found[0].time for sample in found] == [0, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("time,util\n", "no row"),
+        ("time,util\nyesterday,98\n", "no time can be read, as 'yesterday'"),
+        ("1,2\n", "noheader"),
+    ],
+)
+def test_why_a_file_holds_no_samples(text: str, words: str) -> None:
+    with pytest.raises(Unreadable, match=words):
+        traces.read_gpus(text)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"output_throughput": 1' + "0" * 400 + "}", '{"completed": -1}'])
+def test_what_no_benchmark_writes_is_refused(text: str) -> None:
+    with pytest.raises(Unreadable):
+        traces.read_bench(text)
 
 
 @pytest.mark.parametrize(
