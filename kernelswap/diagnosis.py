@@ -204,8 +204,12 @@ class _Load:
     @property
     def busy(self) -> bool:
         """Busy throughout; False where utilisation is not known."""
-        level = self.at("utilization")
-        return level is not None and level >= _limit("busy") and not self.waits
+        return self.works and (self.at("utilization") or 0) >= _limit("busy")
+
+    @property
+    def works(self) -> bool:
+        """Without waiting, busy or nearly so; False where utilisation is not known."""
+        return self.at("utilization") is not None and not self.waits
 
     @property
     def waits(self) -> bool:
@@ -591,7 +595,7 @@ def _braked(load: _Load) -> bool:
 
 
 def _clocks_down(load: _Load) -> _Said:
-    if load.share(lambda card: card.heated or card.limited) >= _limit("capped") or not load.busy:
+    if load.share(lambda card: card.heated or card.limited) >= _limit("capped") or not load.works:
         return None
     low = [("SM", load.over(lambda card: card.clock), load.at("sm_clock"), load.at("sm_clock_max"))]
     low += [("memory", load.over(lambda card: card.memory_clock), load.at("memory_clock"), load.at("memory_clock_max"))]
@@ -652,15 +656,15 @@ def _host(load: _Load) -> _Said:
 
 
 def _sound(load: _Load) -> bool:
-    """Busy with clocks that nothing holds down, no full link and no full cache: what is left is the work itself."""
+    """At work with clocks that nothing holds down, no full link and no full cache: what is left is the work itself."""
     clock = load.over(lambda card: card.clock)
     held = load.share(lambda card: card.heated or card.limited) >= _limit("capped")
-    return load.busy and not held and (clock is None or clock >= _limit("clocks")) and load.tokens != 0
+    return load.works and not held and (clock is None or clock >= _limit("clocks")) and load.tokens != 0
 
 
 def _unloaded(load: _Load) -> _Said:
     power = load.over(lambda card: card.power)
-    if not _sound(load) or power is None or power >= _limit("unloaded") or _normal(load):
+    if not load.busy or not _sound(load) or power is None or power >= _limit("unloaded") or _normal(load):
         return None
     text = f"{_text(load.at('utilization'), '%')} utilisation at {_watts(load)}, {_clocks(load.cards)}, no throttle"
     if all(sample.reasons is None for sample in load.samples):
@@ -674,7 +678,7 @@ def _unloaded(load: _Load) -> _Said:
 
 def _decode(load: _Load) -> _Said:
     power = load.over(lambda card: card.power)
-    if not _sound(load) or power is None or power >= _limit("unloaded") or not _normal(load):
+    if not load.busy or not _sound(load) or power is None or power >= _limit("unloaded") or not _normal(load):
         return None
     slow, step = _slowness(load)
     because = (

@@ -134,7 +134,7 @@ def read_gpus(text: str) -> Trace:
     rows = _rows(text)
     header = next(rows, None)
     columns = _columns(header or [])
-    if not set(columns) & {"utilization", "power", "sm_clock", "reasons"}:
+    if not set(columns) & _MEASURES:
         found = ", ".join(header or []) or "an empty file"
         raise Unreadable(
             f"no column of a GPU's utilisation, power or clocks: {found[:200]}: a first line must name them, "
@@ -240,6 +240,7 @@ def _bench(values: Dict[str, Any]) -> Bench:
 
 # Reading a table of any maker.
 
+_MEASURES = {"utilization", "power", "sm_clock", "reasons"}
 _WORDS = ("time", "phase", "index", "uuid", "name")
 _UNIT = re.compile(r"[\[(]([^\])]*)[\])]")
 _FACTORS = {  # what a unit is of the one that we use
@@ -271,9 +272,12 @@ def _rows(text: str) -> Iterator[List[str]]:
     named = [line for line in lines if not line.startswith("#")]
     # dmon's header begins with #, and so does its second line, of units.
     commented = next((line[1:] for line in lines if line.startswith("#") and len(_columns(_split(line[1:]))) > 2), None)
-    first = commented or (named[0] if named else "")
-    for line in ([commented] if commented else []) + named:
-        yield _split(line, _delimiter(first))
+    # What a shell or nvidia-smi says before its table is no header.
+    start = next((at for at, line in enumerate(named[:20]) if set(_columns(_split(line))) & _MEASURES), 0)
+    lines = [commented, *named] if commented else named[start:]
+    mark = _delimiter(lines[0]) if lines else ""
+    for line in lines:
+        yield _split(line, mark)
 
 
 def _delimiter(line: str) -> str:
@@ -293,10 +297,11 @@ def _columns(header: Sequence[str]) -> Dict[str, Tuple[int, str]]:
     known = json.loads(knowledge.read("diagnosis.json"))["columns"]["names"]
     names = [_key(cell) for cell in header]
     units = [match[1].strip().lower() if match else "" for match in map(_UNIT.search, header)]
+    whole = {name: at for at, name in reversed(list(enumerate(names)))}
+    bare = {_TAIL.sub("", name): at for at, name in reversed(list(enumerate(names)))}
     found: Dict[str, Tuple[int, str]] = {}
     for field, aliases in known.items():
-        bare = [_TAIL.sub("", name) for name in names]
-        at = next((where.index(alias) for alias in aliases for where in (names, bare) if alias in where), None)
+        at = next((where[alias] for alias in aliases for where in (whole, bare) if alias in where), None)
         if at is not None:
             found[field] = (at, units[at] or _unit_in(names[at]))
     return found

@@ -35,6 +35,7 @@ def test_what_nvidia_smi_prints() -> None:
         lambda text: text.replace(", ", "|"),
         lambda text: re.sub(r"(\d)\.(?=\d+( W)?;)", r"\1,", text.replace(", ", ";")),
         lambda text: "# made by nvidia-smi\n\n" + text,
+        lambda text: "$ nvidia-smi --query-gpu=timestamp,index --format=csv\nWarning: no persistence\n" + text,
         lambda text: text + text.splitlines()[0] + "\n",
         lambda text: text.replace(" %,", ",").replace(" W,", ",").replace(" MHz,", ",").replace(" MiB,", ","),
         lambda text: text.replace("clocks_event_reasons", "clocks_throttle_reasons").replace("[%]", "(%)"),
