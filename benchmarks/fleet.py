@@ -23,6 +23,7 @@ from project import MODEL, Project, asking, count_sessions  # isort: skip
 ANSIBLE = Path(__file__).parent / "ansible"
 VENV = measure.ROOT / ".venv-ansible"
 PROFILE, OTHER = "plain", "triton"
+PUSHED = 10  # hosts to which a push is measured; to a hundred it takes most of an hour on two cores
 UNIT = "/etc/systemd/system/sglang-main.service"
 # A hundred servers that start at once on two cores take their time.
 PATIENT = MODEL.replace("timeouts: {ready: 60, clean: 20}", "timeouts: {ready: 900, clean: 600, smoke: 900}")
@@ -62,17 +63,27 @@ class Fleet:
     def unit(self, profile: str) -> Path:
         return self.folder / f"{profile}.service"
 
+    @property
+    def pushes(self) -> bool:
+        """Whether pushes are measured, too."""
+        return len(self.hosts) <= PUSHED
+
     def prepare(self) -> Cost:
-        """Both profiles were served once, and their units are here; what the first deploy took."""
+        """The hosts serve PROFILE and have served what is pushed; its units are here. What the first deploy took."""
         first = self.push(PROFILE)
-        for profile in (OTHER, PROFILE):
-            self.push(profile)
-            self.unit(profile).write_text(self.hosts[0].read(UNIT))
+        self._keep_unit(PROFILE)
+        if self.pushes:
+            self.push(OTHER)
+            self._keep_unit(OTHER)
+            self.push(PROFILE)
         lines = [f"{host.name} ansible_host={host.address}" for host in self.hosts]
         config = f"-F {self.hosts[0].lab.folder / 'ssh_config'}"
         text = "\n".join([*lines, "[all:vars]", "ansible_user=root", f"ansible_ssh_common_args='{config}'"])
         (self.folder / "inventory.ini").write_text(text + "\n")
         return first
+
+    def _keep_unit(self, profile: str) -> None:
+        self.unit(profile).write_text(self.hosts[0].read(UNIT))
 
 
 def measure_fleet(sizes: Sequence[int], repeat: int) -> None:
@@ -97,7 +108,9 @@ def of_size(fleet: Fleet, repeat: int) -> dict[str, Any]:
         "converge": fleet.converge,
         "ansible": fleet.playbook,
     }
-    pushes: dict[str, Callable[[str], Cost]] = {"push": fleet.push, "ansible push": fleet.playbook}
+    pushes: dict[str, Callable[[str], Cost]] = {}
+    if fleet.pushes:
+        pushes = {"push": fleet.push, "ansible push": fleet.playbook}
     count_sessions(fleet.hosts[0])
     commands = {name: asking(fleet.hosts[0], arm)[1] for name, arm in arms.items()}  # and a warm-up
     costs: dict[str, list[Cost]] = {name: [] for name in (*arms, *pushes)}
@@ -113,8 +126,9 @@ def of_size(fleet: Fleet, repeat: int) -> dict[str, Any]:
     ratio = {
         "converge / floor": ratios(costs["converge"], costs["floor"]),
         "ansible / converge": ratios(costs["ansible"], costs["converge"]),
-        "ansible push / push": ratios(costs["ansible push"], costs["push"]),
     }
+    if fleet.pushes:
+        ratio["ansible push / push"] = ratios(costs["ansible push"], costs["push"])
     return {
         "hosts": len(fleet.hosts),
         "first_deploy_s": round(first.wall, 1),
@@ -165,16 +179,21 @@ def text(found: Sequence[Mapping[str, Any]], ansible: str) -> str:
         "largest process, MiB",
         "remote commands per host",
     )
+    compares = list(dict.fromkeys(name for size in found for name in size["ratios"]))
     compared = [
-        (str(size["hosts"]), *(shown(value) for value in size["ratios"].values()), f"{per_host(size):.3f}")
+        (
+            str(size["hosts"]),
+            *(shown(size["ratios"][name]) if name in size["ratios"] else "" for name in compares),
+            f"{per_host(size):.3f}",
+        )
         for size in found
     ]
-    names = ("hosts", *found[0]["ratios"], "seconds per host, nothing to do")
+    names = ("hosts", *compares, "seconds per host, nothing to do")
     return f"""
 Medians (lowest to highest), measured in turn on the same hosts, which share this machine's cores with the controller.
 Ansible is ansible-core {ansible} with pipelining, ControlPersist and 50 forks. A push of Kernelswap stops the old
 server, proves the host clean, verifies the new one and commits it; the playbook restarts the unit and waits for
-`/health`.
+`/health`. Pushes are measured up to {PUSHED} hosts, whose servers all start on the same cores.
 
 {measure.table(heads, rows)}
 
