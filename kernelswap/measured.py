@@ -80,8 +80,8 @@ class ThroughputResult:
 class ThroughputVerdict:
     """The candidate against its floor and the known-good. verdict: pass, fail, inconclusive, or recorded (no gate).
 
-    difference: share by which the candidate is above (+) or below (-) the known-good at the concurrency that decided,
-    see agent/verify/gates.py; margin: the share that noise explains.
+    concurrency: the one that decided; difference: share by which the candidate is above (+) or below (-) the known-good
+    there, see agent/verify/gates.py; margin: the share that noise explains.
     """
 
     verdict: str
@@ -91,6 +91,7 @@ class ThroughputVerdict:
     difference: Optional[float] = None
     margin: Optional[float] = None
     floor: Optional[float] = None
+    concurrency: Optional[int] = None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from statistics import fmean, median
 from typing import TypeVar
 
 from kernelswap.agent import knowledge
+from kernelswap.agent.verify import gates
 from kernelswap.diagnosis import Finding, diagnose
 from kernelswap.differences import Change, compare, of_plan
 from kernelswap.measured import (
@@ -61,17 +62,21 @@ LATENCIES = {"ttft": "TTFT", "itl": "ITL", "e2e": "End to end"}  # Run's field -
 class Compared:
     """One figure of the candidate at one concurrency, against the known-good's.
 
-    change: share by which it is above (+) or below (-). judged: `better`, `worse`, `same` (their spreads overlap), or
-    "" where that cannot be told.
+    difference: by which its runs are above (+) or below (-), where a gate goes by it, see agent/verify/gates.py.
+    change: the same, or else of the medians. judged: `better`, `worse`, `same` (their spreads overlap), or "" where it
+    cannot be told.
     """
 
     concurrency: int
     metric: Metric
     before: Range | None
     after: Range | None
+    difference: float | None = None
 
     @property
     def change(self) -> float | None:
+        if self.difference is not None:
+            return self.difference
         if self.before is None or self.after is None or not self.before.median:
             return None
         return self.after.median / self.before.median - 1
@@ -246,7 +251,12 @@ def _compared(verdict: ThroughputVerdict) -> Iterator[Compared]:
         pair = before.get(concurrency), after.get(concurrency)
         was, now = ({OUTPUT: _output(point), **_of_runs(point)} if point else {} for point in pair)
         for metric in [*now, *(metric for metric in was if metric not in now)]:
-            yield Compared(concurrency, metric, was.get(metric), now.get(metric))
+            difference = _difference(*pair) if metric == OUTPUT else None
+            yield Compared(concurrency, metric, was.get(metric), now.get(metric), difference)
+
+
+def _difference(before: Point | None, after: Point | None) -> float | None:
+    return gates.difference(after, before) if before and after and before.runs and after.runs else None
 
 
 def _output(point: Point) -> Range:

@@ -79,20 +79,19 @@ def _measured(story: Story) -> str:
     if best.change is None:
         return f"{text}; no known-good to compare it with"
     side = "above" if best.change >= 0 else "below"
-    margin = story.throughput.margin if story.throughput else None
-    noise = f" (of which noise explains {margin:.1%})" if margin is not None else ""
-    known = story.throughput.baseline.release if story.throughput and story.throughput.baseline else "the known-good"
-    return f"{text}, {abs(best.change):.1%} {side} {known}{noise}"
+    verdict = story.throughput
+    known = verdict.baseline.release if verdict and verdict.baseline else "the known-good"
+    noise = [f"+- {verdict.margin:.1%}"] if verdict and verdict.margin is not None else []
+    unclear = ["inconclusive"] if verdict and verdict.verdict == "inconclusive" else []
+    more = f" ({', '.join([*noise, *unclear])})" if noise or unclear else ""
+    return f"{text}, {abs(best.change):.1%} {side} {known}{more}"
 
 
 def decisive(story: Story) -> Compared | None:
-    """The concurrency that decided: whose difference the verdict quotes, else the highest."""
-    rows = [row for row in story.compared if row.metric == OUTPUT and row.after]
-    quoted = story.throughput.difference if story.throughput else None
-    known = [row for row in rows if row.change is not None]
-    if quoted is not None and known:
-        return min(known, key=lambda row: abs((row.change or 0) - quoted))
-    return max(rows, key=lambda row: row.concurrency, default=None)
+    """The concurrency that decided, else the highest."""
+    rows = {row.concurrency: row for row in story.compared if row.metric == OUTPUT and row.after}
+    decided = story.throughput.concurrency if story.throughput else None
+    return rows.get(decided) if decided is not None and decided in rows else rows.get(max(rows, default=0))
 
 
 def step_numbers(story: Story) -> dict[str, float]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kernelswap.agent.host import Folders
+from kernelswap.agent.verify import gates
 from kernelswap.measured import DriftVerdict, Point, Run, ThroughputResult, ThroughputVerdict
 from kernelswap.protocol import Cause, Event, Plan, Report, Request, Resolved, StepResult, encode
 from kernelswap.traces import GPU_COLUMNS, SERVER_COLUMNS
@@ -198,9 +199,9 @@ def committed(folder: Path) -> Report:
     )
     was, now = {1: 71.0, 16: 512.0, 64: 1057.0}, {1: 74.5, 16: 598.0, 64: 1312.0}
     before, after = result(OLD, was, 1.1, seed=2), result(NEW, now, seed=3)
-    difference = after.points[-1].median / before.points[-1].median - 1
+    difference = gates.difference(after.points[-1], before.points[-1])
     throughput = ThroughputVerdict(
-        "pass", "no slower than the known-good at any concurrency", after, before, difference, 0.031, 900
+        "pass", "no slower than the known-good at any concurrency", after, before, difference, 0.031, 900, 64
     )
     drift = DriftVerdict(
         "pass", "as the known-good within the limits", NEW, OLD, 25, 1180, equal=0.984, first_divergence=11,
@@ -230,8 +231,9 @@ def throughput(folder: Path) -> Report:
         ),
     )
     before, after = result(OLD, {1: 71.0, 64: 1057.0}, seed=2), result(NEW, {1: 69.8, 64: 900.0}, 1.4, seed=5)
-    difference = after.points[-1].median / before.points[-1].median - 1
-    _write(folder, "throughput.json", encode(ThroughputVerdict("fail", why, after, before, difference, 0.031)))
+    difference = gates.difference(after.points[-1], before.points[-1])
+    verdict = ThroughputVerdict("fail", why, after, before, difference, 0.031, concurrency=64)
+    _write(folder, "throughput.json", encode(verdict))
     _write(folder, "gpu.csv", *gpu_csv(START + 301, gpus=2, slow=None))
     _write(folder, "events.jsonl", *events(told))
     return told

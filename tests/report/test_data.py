@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import recorded
 
+from kernelswap.agent.verify import gates
 from kernelswap.protocol import DriftLimits, Evidence
 from kernelswap.report import words
 from kernelswap.report.data import OUTPUT, Compared, Metric, Range, Story, changes, story
@@ -20,7 +21,7 @@ Told = Callable[[str], Story]
         (
             "committed",
             "Committed",
-            "1,317 output tok/s at concurrency 64, 23.8% above cutlass-1a2b3c4d5e (of which noise explains 3.1%); "
+            "1,317 output tok/s at concurrency 64, 23.8% above cutlass-1a2b3c4d5e (+- 3.1%); "
             "98.4% of tokens as before.",
         ),
         (
@@ -47,6 +48,20 @@ def test_the_verdict_is_one_sentence(told: Told, case: str, outcome: str, senten
     found = told(case)
     assert words.outcome(found) == outcome
     assert words.sentence(found) == sentence
+
+
+def test_the_headline_is_of_the_concurrency_that_decided_and_says_what_the_gate_says(told: Told) -> None:
+    found = told("committed")
+    verdict = found.throughput
+    assert verdict
+    assert verdict.baseline
+    here, there = verdict.candidate.points[1], verdict.baseline.points[1]
+    unclear = replace(verdict, verdict="inconclusive", concurrency=here.concurrency, margin=0.069)
+    said = words.sentence(replace(found, throughput=unclear))
+    assert f"{here.median:,.1f} output tok/s at concurrency {here.concurrency}, " in said
+    assert f"{gates.difference(here, there):.1%} above cutlass-1a2b3c4d5e (+- 6.9%, inconclusive); " in said
+    row = next(row for row in found.compared if row.concurrency == here.concurrency and row.metric == OUTPUT)
+    assert row.change == gates.difference(here, there) != here.median / there.median - 1
 
 
 @pytest.mark.parametrize(

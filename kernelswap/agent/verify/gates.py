@@ -44,7 +44,7 @@ def judge(
         floor = wanted.floor_at(point.concurrency)
         if floor is not None and point.median < floor:
             why = f"{point.median:.1f} output tok/s at {point.concurrency} concurrent requests, the floor is {floor:g}"
-            return ThroughputVerdict("fail", why, candidate, known, floor=floor)
+            return ThroughputVerdict("fail", why, candidate, known, floor=floor, concurrency=point.concurrency)
     floors = wanted.floor is not None or bool(wanted.floors)
     if known is None or wanted.regression is None:
         why = "no slower than its floor" if floors else "measured"
@@ -59,13 +59,13 @@ def judge(
     why = f"{abs(worst.shift):.1%} {side} than {known.release} at {worst.concurrency} concurrent requests"
     why += f" (+- {worst.margin:.1%}), {wanted.regression:.0%} slower is allowed"
     verdict = worst.verdict or "inconclusive"
-    return ThroughputVerdict(verdict, why, candidate, known, worst.shift, worst.margin, wanted.floor)
+    return ThroughputVerdict(verdict, why, candidate, known, worst.shift, worst.margin, wanted.floor, worst.concurrency)
 
 
 def compare(mine: Point, theirs: Point, allowed: float, look: int = LOOKS, points: int = 1) -> Comparison:
     """points: how many are compared at this look; each of them may err."""
     ours, known = _logs(mine), _logs(theirs)
-    shift = statistics.median(a - b for a in ours for b in known)
+    shift = _shift(ours, known)
     freedom = len(ours) + len(known) - 2
     if freedom < 2:
         return Comparison(mine.concurrency, math.exp(shift) - 1, 1.0, "")  # nothing says how noisy they are
@@ -77,6 +77,15 @@ def compare(mine: Point, theirs: Point, allowed: float, look: int = LOOKS, point
     verdict = "fail" if shift + surely_slower < limit else "pass" if shift - surely_enough >= limit else ""
     margin = surely_slower if shift < limit else surely_enough
     return Comparison(mine.concurrency, math.exp(shift) - 1, 1 - math.exp(-margin), verdict)
+
+
+def difference(mine: Point, theirs: Point) -> float:
+    """Share by which a rate is above (+) or below (-) another: the shift."""
+    return math.exp(_shift(_logs(mine), _logs(theirs))) - 1
+
+
+def _shift(ours: Sequence[float], known: Sequence[float]) -> float:
+    return statistics.median(a - b for a in ours for b in known)
 
 
 def point(concurrency: int, runs: Sequence[Run]) -> Point:
