@@ -37,7 +37,8 @@ class Run:
     """One run of the benchmark at one concurrency. ttft, itl, e2e: "median", "p90", "p99" -> ms.
 
     input_tok_s and output_tok_s: prefill and decode over the whole run. cached_tokens: of the prompts, taken from the
-    prefix cache; None where the server does not count them.
+    prefix cache; None where the server does not count them. elsewhere: share of the host's CPU that neither the server
+    nor the benchmark had meanwhile, see agent/verify/elsewhere.py.
     """
 
     concurrency: int
@@ -52,6 +53,7 @@ class Run:
     itl: Dict[str, float]
     e2e: Dict[str, float]
     cached_tokens: Optional[int] = None
+    elsewhere: Optional[float] = None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from kernelswap import bundle
 pytestmark = [pytest.mark.xdist_group("real"), pytest.mark.exhaustive]
 
 SERVE = (
-    "systemd-run -q --collect --unit=gate-{name} -E PYTHONPATH=/opt/faulty:/opt/sglang/shim -E HF_HUB_OFFLINE=1 "
+    "systemd-run -q --collect --unit=sglang-{name} -E PYTHONPATH=/opt/faulty:/opt/sglang/shim -E HF_HUB_OFFLINE=1 "
     "-E OMP_NUM_THREADS=1 -E HOME=/tmp/{name} -E LAB_SLOW=@/run/slow-{name} /opt/sglang/bin/python -m "
     "sglang.launch_server --model-path /srv/models/tiny --served-model-name tiny --device cpu --port {port} "
     "--attention-backend torch_native --sampling-backend pytorch --cuda-graph-backend-decode disabled "
@@ -34,10 +34,10 @@ from kernelswap.agent.verify import throughput
 from kernelswap.protocol import Plan, Throughput, encode
 wanted = Throughput(**json.loads(sys.argv[1]))
 environment = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONPATH": "/opt/sglang/shim", "HF_HUB_OFFLINE": "1"}
-def plan(release, port):
-    return Plan("main", release, "p", "tiny", "/opt/sglang/bin/python", (), environment, "root", "/srv/models/tiny",
+def plan(instance, release, port):
+    return Plan(instance, release, "p", "tiny", "/opt/sglang/bin/python", (), environment, "root", "/srv/models/tiny",
                 "tiny", "127.0.0.1", port)
-old, new = plan("known-good", 30001), plan("candidate", 30002)
+old, new = plan("old", "known-good", 30001), plan("new", "candidate", 30002)
 quiet = lambda text: None
 folder = Path(tempfile.mkdtemp())
 known = throughput.baseline(new, wanted, throughput.Target(old, {}), "key", folder, quiet)
@@ -57,7 +57,7 @@ def judge(host: Host) -> Callable[[str, int], Counter[str]]:
     """So many verdicts on a server whose forward passes take that many times as long."""
     host.write("/root/gate.pyz", bundle.build().content)
     host.write("/root/gate.py", JUDGE)
-    host.run(f"systemctl stop 'gate-*'; echo 1x{PASS} >/run/slow-old; echo 1x{PASS} >/run/slow-new", check=False)
+    host.run(f"systemctl stop 'sglang-*'; echo 1x{PASS} >/run/slow-old; echo 1x{PASS} >/run/slow-new", check=False)
     for name, port in (("old", 30001), ("new", 30002)):
         host.run(SERVE.format(name=name, port=port))
         host.run(READY.format(port=port), timeout=320)

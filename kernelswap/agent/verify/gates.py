@@ -22,6 +22,9 @@ from kernelswap.protocol import Throughput
 SLOWER = (0.98, 0.95, 0.90)  # how sure each look must be that it is too slow
 ENOUGH = 0.90  # how sure that it is fast enough: to be wrong here costs less than a rejection
 LOOKS = len(SLOWER)
+BUSIER = (
+    0.1  # share of the host's CPU: where so much more goes elsewhere than before, slower proves nothing; own choice
+)
 LEAST_NOISE = 0.01  # share of a rate: three runs that happen to agree prove no less
 
 
@@ -59,6 +62,8 @@ def judge(
     why = f"{abs(worst.shift):.1%} {side} than {known.release} at {worst.concurrency} concurrent requests"
     why += f" (+- {worst.margin:.1%}), {wanted.regression:.0%} slower is allowed"
     verdict = worst.verdict or "inconclusive"
+    if verdict == "fail" and (busier := _busier(candidate, known, worst.concurrency)):
+        verdict, why = "inconclusive", f"{why}; {busier}"
     return ThroughputVerdict(verdict, why, candidate, known, worst.shift, worst.margin, wanted.floor, worst.concurrency)
 
 
@@ -93,6 +98,20 @@ def point(concurrency: int, runs: Sequence[Run]) -> Point:
     rates = [run.output_tok_s for run in runs]
     middle, low, high = statistics.median(rates), min(rates), max(rates)
     return Point(concurrency, tuple(runs), middle, low, high, (high - low) / middle if middle else 0.0)
+
+
+def _busier(candidate: ThroughputResult, known: ThroughputResult, concurrency: int) -> str:
+    """What other work the host had beside the candidate that it had not beside the known-good; "" if none."""
+    now, before = (_elsewhere(result, concurrency) for result in (candidate, known))
+    if now is None or before is None or now - before < BUSIER:
+        return ""
+    return f"other work had {now:.0%} of the host's CPU, and {before:.0%} when {known.release} was measured"
+
+
+def _elsewhere(result: ThroughputResult, concurrency: int) -> Optional[float]:
+    runs = [run for point in result.points if point.concurrency == concurrency for run in point.runs]
+    shares = [run.elsewhere for run in runs if run.elsewhere is not None]
+    return statistics.median(shares) if shares else None
 
 
 def _same(mine: Point, theirs: Point) -> bool:

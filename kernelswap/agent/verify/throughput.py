@@ -11,7 +11,7 @@ import hashlib
 import json
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -21,6 +21,7 @@ from kernelswap.agent.host import Folders
 from kernelswap.agent.server import Failed
 from kernelswap.agent.verify import bench, drift, gates, telemetry
 from kernelswap.agent.verify.bench import Benchmark, NoResult
+from kernelswap.agent.verify.elsewhere import Meter
 from kernelswap.measured import BASELINE, BENCH_FILE, THROUGHPUT_FILE, Run, ThroughputResult, ThroughputVerdict
 from kernelswap.protocol import Cause, Gpu, Plan, Throughput, encode
 
@@ -216,14 +217,16 @@ class Session:
 
     def _measure(self, concurrency: int, requests: int, phase: str) -> Tuple[bench.Measured, Run]:
         self._sampled.phase(self._prefix + phase)
+        meter = Meter(self._target.plan.unit)
         try:
             measured = self._bench.run(self._wanted, concurrency, requests, secrets.randbelow(2**31))
         finally:
             self._sampled.phase("")
-        run = bench.run_of(measured.values, concurrency, requests)
+        elsewhere = meter.share()
+        run = replace(bench.run_of(measured.values, concurrency, requests), elsewhere=elsewhere)
         times = {"started": measured.started, "ended": measured.ended}
         asked = {"concurrency": concurrency, "requests": requests, "phase": self._prefix + phase}
-        line = {**measured.values, **asked, **times}
+        line = {**measured.values, **asked, **times, "elsewhere": elsewhere}
         with contextlib.suppress(OSError):
             files.append(self._evidence / BENCH_FILE, json.dumps(line), synced=False)
         return measured, run

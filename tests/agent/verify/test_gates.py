@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,27 @@ def test_verdict(name: str) -> None:
     )
     assert verdict.verdict == case["verdict"], verdict.why
     assert case.get("says", "") in verdict.why
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "verdict"),
+    [
+        (0.02, 0.05, "fail"),
+        (0.40, 0.45, "fail"),  # as busy as ever
+        (0.02, 0.50, "inconclusive"),
+        (None, 0.50, "fail"),
+        (0.02, None, "fail"),
+    ],
+)
+def test_slower_on_a_busier_host_proves_nothing(before: float | None, now: float | None, verdict: str) -> None:
+    def busy(rates: list[float], share: float | None) -> ThroughputResult:
+        runs = [replace(run(8, rate), elsewhere=share) for rate in rates]
+        return ThroughputResult("good-1", "key", (gates.point(8, runs),))
+
+    known, candidate = busy([100, 101, 99], before), busy([80, 81, 79], now)
+    found = gates.judge(Throughput(8, 32, 16, 8), candidate, known)
+    assert found.verdict == verdict
+    assert ("other work had 50% of the host's CPU, and 2% when good-1 was" in found.why) == (verdict == "inconclusive")
 
 
 def swap(dice: random.Random, faster: float, noise: float, odd: float = 0.0, points: int = 1) -> str:
