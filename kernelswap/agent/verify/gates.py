@@ -27,9 +27,9 @@ ENOUGH = 0.90  # how sure that it is fast enough: to be wrong here costs less th
 NOISY = 0.12
 PAST_DOUBT = 0.998
 LOOKS = len(SLOWER)
-# Share of the host's CPU: where so much more goes elsewhere than before, slower proves nothing. Own choice; a tenth of
-# two cores took a fifth of the lab's tokens.
-BUSIER = 0.05
+# Where so much more of the host's CPU goes elsewhere than before, slower proves nothing, up to so many times that.
+# Own choice: a tenth of two cores took a fifth of the lab's tokens.
+BUSIER, EXPLAINS = 0.05, 3
 LEAST_NOISE = 0.01  # share of a rate: three runs that happen to agree prove no less
 
 
@@ -67,7 +67,7 @@ def judge(
     why = f"{abs(worst.shift):.1%} {side} than {known.release} at {worst.concurrency} concurrent requests"
     why += f" (+- {worst.margin:.1%}), {wanted.regression:.0%} slower is allowed"
     verdict = worst.verdict or "inconclusive"
-    if verdict == "fail" and (busier := _busier(candidate, known, worst.concurrency)):
+    if verdict == "fail" and (busier := _busier(candidate, known, worst)):
         verdict, why = "inconclusive", f"{why}; {busier}"
     return ThroughputVerdict(verdict, why, candidate, known, worst.shift, worst.margin, wanted.floor, worst.concurrency)
 
@@ -108,10 +108,11 @@ def point(concurrency: int, runs: Sequence[Run]) -> Point:
     return Point(concurrency, tuple(runs), middle, low, high, (high - low) / middle if middle else 0.0)
 
 
-def _busier(candidate: ThroughputResult, known: ThroughputResult, concurrency: int) -> str:
-    """What other work the host had beside the candidate that it had not beside the known-good; "" if none."""
-    now, before = (_elsewhere(result, concurrency) for result in (candidate, known))
-    if now is None or before is None or now - before < BUSIER:
+def _busier(candidate: ThroughputResult, known: ThroughputResult, found: Comparison) -> str:
+    """What other work the host had beside the candidate that it had not beside the known-good, where that may explain
+    the difference; else ""."""
+    now, before = (_elsewhere(result, found.concurrency) for result in (candidate, known))
+    if now is None or before is None or now - before < max(BUSIER, -found.shift / EXPLAINS):
         return ""
     return f"other work had {now:.0%} of the host's CPU, and {before:.0%} when {known.release} was measured"
 

@@ -51,6 +51,7 @@ def test_verdict(name: str) -> None:
         (0.02, 0.06, "fail"),
         (0.40, 0.44, "fail"),  # as busy as ever
         (0.02, 0.50, "inconclusive"),
+        (0.02, 0.08, "fail"),  # which is no reason to lose a fifth
         (None, 0.50, "fail"),
         (0.02, None, "fail"),
     ],
