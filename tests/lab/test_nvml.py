@@ -7,7 +7,10 @@ from typing import Any
 
 import pynvml
 import pytest
-from labhost import Host
+from labhost import Host, Lab
+from project import unused
+
+pytestmark = pytest.mark.xdist_group("nvml")
 
 MIB = 1024 * 1024
 QUERY = """
@@ -42,6 +45,12 @@ print(json.dumps({
 }))
 nvmlShutdown()
 """
+
+
+@pytest.fixture(scope="module")
+def host(lab: Lab) -> Host:
+    """On which nobody else holds a GPU."""
+    return unused(lab)
 
 
 @pytest.fixture
@@ -84,8 +93,8 @@ def test_uuids_differ_between_hosts_and_stay(hosts: list[Host], gpus: Host) -> N
         'python3 -c \'import ctypes as c; n = c.CDLL("libnvidia-ml.so.1"); n.nvmlInitWithFlags(0);'
         " b = c.create_string_buffer(96); n.nvmlDeviceGetUUID(c.c_void_p(1), b, 96); print(b.value.decode())'"
     )
-    first, second = (host.output(show) for host in hosts)
-    assert first != second
+    first, second, third = (host.output(show) for host in (gpus, *hosts))
+    assert len({first, second, third}) == 3
     assert query(gpus)["gpus"][0]["uuid"] == first
 
 
