@@ -292,15 +292,21 @@ def _split(line: str, mark: str = "") -> List[str]:
     return [word.strip() for word in words]
 
 
+@lru_cache(maxsize=1)
+def _aliases() -> Dict[str, List[str]]:
+    """What people call each field, the likeliest first."""
+    names: Dict[str, List[str]] = json.loads(knowledge.read("diagnosis.json"))["columns"]["names"]
+    return names
+
+
 def _columns(header: Sequence[str]) -> Dict[str, Tuple[int, str]]:
     """Where each field that is known stands, and in which unit; of several columns for one, that of the first name."""
-    known = json.loads(knowledge.read("diagnosis.json"))["columns"]["names"]
     names = [_key(cell) for cell in header]
     units = [match[1].strip().lower() if match else "" for match in map(_UNIT.search, header)]
     whole = {name: at for at, name in reversed(list(enumerate(names)))}
     bare = {_TAIL.sub("", name): at for at, name in reversed(list(enumerate(names)))}
     found: Dict[str, Tuple[int, str]] = {}
-    for field, aliases in known.items():
+    for field, aliases in _aliases().items():
         at = next((where[alias] for alias in aliases for where in (whole, bare) if alias in where), None)
         if at is not None:
             found[field] = (at, units[at] or _unit_in(names[at]))

@@ -152,6 +152,15 @@ def _read(entry: Path) -> Process:
     )
 
 
+def cpu_ticks(stat: Path) -> int:
+    """The CPU time that a process (or a thread, by its own `stat`) has had, in clock ticks; 0 where it has ended."""
+    try:
+        cells = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return int(cells[11]) + int(cells[12])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 def _text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8", "replace")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from kernelswap.agent import client, engine, files
+from kernelswap.agent import client, engine, files, processes
 from kernelswap.agent.client import Client, Unanswered
 from kernelswap.agent.redaction import redact
 from kernelswap.measured import Run
@@ -192,11 +192,7 @@ def opened(plan: Plan, served: Plan, api_key: str, deadline: float) -> Iterator[
 
 def _cpu_seconds(pid: int) -> float:
     """What the process's first thread, in which the benchmark sends and reads, has had of a core."""
-    try:
-        cells = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(cells[11]) + int(cells[12])) / os.sysconf("SC_CLK_TCK")
-    except (OSError, IndexError, ValueError):
-        return 0.0
+    return processes.cpu_ticks(Path(f"/proc/{pid}/task/{pid}/stat")) / os.sysconf("SC_CLK_TCK")
 
 
 def parse(line: str) -> Optional[Dict[str, float]]:

@@ -8,8 +8,6 @@ from typing import Dict, Optional, Tuple
 
 from kernelswap.agent import processes
 
-TICKS = os.sysconf("SC_CLK_TCK")  # of a second, in which the kernel counts
-
 
 class Meter:
     """Counts from when it is made. The agent and what it runs measure; unit: of the server."""
@@ -24,7 +22,7 @@ class Meter:
             return None
         (busy, idle, ours), (busy_before, idle_before, ours_before) = end, self._begin
         whole = busy + idle - busy_before - idle_before
-        used = sum(ticks - ours_before.get(pid, 0) for pid, ticks in ours.items())
+        used = sum(max(0, ticks - ours_before.get(pid, 0)) for pid, ticks in ours.items())
         return min(1.0, max(0.0, busy - busy_before - used) / whole) if whole > 0 else None
 
     def _now(self) -> Optional[Tuple[int, int, Dict[int, int]]]:
@@ -34,13 +32,10 @@ class Meter:
             table = processes.table(self._proc)
             counted = processes.descendants(table, [os.getpid()]) | processes.cgroup_pids(table, self._unit)
             idle = sum(cells[3:5])  # and waiting for a disk
-            return sum(cells) - idle, idle, {pid: self._ticks(pid) for pid in counted}
+            return (
+                sum(cells) - idle,
+                idle,
+                {pid: processes.cpu_ticks(self._proc / str(pid) / "stat") for pid in counted},
+            )
         except (OSError, ValueError, IndexError):
             return None
-
-    def _ticks(self, pid: int) -> int:
-        try:
-            cells = (self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
-            return int(cells[11]) + int(cells[12])
-        except (OSError, ValueError, IndexError):  # it has ended
-            return 0
