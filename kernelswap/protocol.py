@@ -48,6 +48,11 @@ def keyed_digest(key: str, text: str) -> str:
     return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
+def glance_bytecode(source: bytes) -> str:
+    """The file beside the agent's that holds the glance as bytecode."""
+    return f"glance-{hashlib.sha256(source).hexdigest()[:16]}.pyc"
+
+
 def unit_name(instance: str) -> str:
     """The systemd unit of an instance; it keeps this name whatever the profile."""
     return f"sglang-{instance}.service"

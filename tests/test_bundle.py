@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 import time
@@ -91,12 +92,13 @@ def test_its_repr_is_short() -> None:
 def test_bytecode_beside_the_agent_is_taken_if_it_is_of_this_agent_and_sound(tmp_path: Path) -> None:
     path = tmp_path / "agent.pyz"
     path.write_bytes(bundle.build().content)
-    old = tmp_path / "agent-0123456789abcdef.cpython-30.zip"
-    old.touch()
+    for old in ("agent-0123456789abcdef.cpython-30.zip", "glance-0123456789abcdef.pyc"):
+        (tmp_path / old).touch()
     assert loaded_from(path) == path
     done = subprocess.run([sys.executable, "-IS", path, "compile"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    (bytecode,) = set(tmp_path.iterdir()) - {path}  # the old one is gone
+    glance, bytecode = sorted(set(tmp_path.iterdir()) - {path}, key=lambda each: each.suffix)  # the old ones are gone
+    assert "active" in runpy.run_path(str(glance))
     assert loaded_from(path) == bytecode
     whole = bytecode.read_bytes()
     bytecode.write_bytes(whole[: len(whole) // 2])  # as after a power cut

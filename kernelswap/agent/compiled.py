@@ -1,7 +1,8 @@
 """An agent's bytecode, kept beside its file. Out of a zipapp Python compiles every module anew at every start.
 
 The file's name holds the digest of the sources and the kind of bytecode, see bundle.py: that of another agent or of
-another Python is never taken, and where there is none the agent runs from its sources.
+another Python is never taken, and where there is none the agent runs from its sources. The glance, which starts without
+the agent, has a file of its own, see facts/host_state.py; Python itself refuses that of another Python.
 """
 
 from __future__ import annotations
@@ -16,21 +17,26 @@ from pathlib import Path
 from py_compile import PycInvalidationMode
 
 from kernelswap.agent import files
+from kernelswap.protocol import glance_bytecode
+
+GLANCE = "kernelswap/agent/glance.py"
 
 
 def keep(archive: Path, bytecode: Path) -> int:
     """Compile the modules of an agent's file; forget the bytecode of the agents before it."""
     try:
         with tempfile.TemporaryDirectory(prefix=files.NEW, dir=archive.parent) as folder:
-            new = Path(folder) / bytecode.name
-            _compile(archive, Path(folder) / "modules", new)
+            new, modules = Path(folder) / bytecode.name, Path(folder) / "modules"
+            _compile(archive, modules, new)
+            glance = archive.parent / glance_bytecode((modules / GLANCE).read_bytes())
+            (modules / GLANCE).with_suffix(".pyc").replace(glance)
             new.replace(bytecode)
         files.sync_folder(archive.parent)
     except (OSError, zipfile.BadZipFile) as error:
         print(f"kernelswap: the agent goes without its bytecode, slowly: {error}", file=sys.stderr)
         return 1
-    for other in archive.parent.glob(f"{archive.stem}-*.zip"):
-        if other != bytecode:
+    for other in (*archive.parent.glob(f"{archive.stem}-*.zip"), *archive.parent.glob("glance-*.pyc")):
+        if other not in (bytecode, glance):
             with contextlib.suppress(OSError):
                 other.unlink()
     return 0

@@ -1,9 +1,10 @@
-"""A glance at a host: the texts from which a deploy decides, read with as little code as can be; inspection.py judges.
+"""A glance at a host: the texts from which a deploy decides, read with as little code as can be; state.py judges.
 
 It is asked of every host in every run, and to load modules costs a host more than all that is done here. So it comes
-along as `python3 -IS -c` and takes modules only that are built in. Where more is to be seen than what is committed, it
-leaves the answer to the agent. Arguments: instances and users, comma-separated, then the same as a question to the
-agent. It prints a Python literal.
+along as `python3 -IS -c`, takes modules only that are built in, and starts nothing: systemctl alone costs half of
+what all this does. Where more is to be seen than servers that run and instances that are none, it leaves the answer to
+the agent. Arguments: instances and users, comma-separated, then the same as a question to the agent. It prints a Python
+literal.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import os
 import pwd
 import sys
-import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,10 +24,13 @@ RECOVER = "kernelswap-recover@"
 MEMBER = "kernelswap-member@"
 METRICS = "etc/kernelswap/metrics"
 DRIFT_UNITS = ("kernelswap-drift.service", "kernelswap-drift.timer")
-PROPERTIES = (
-    "ActiveState,SubState,MainPID,FragmentPath,UnitFileState,InvocationID,Result,DropInPaths,"
-    "ActiveEnterTimestampMonotonic,InactiveEnterTimestampMonotonic,ExecMainStartTimestampMonotonic,NeedDaemonReload"
-)
+# systemd keeps this for journald from the start of a unit until it is inactive or has failed: unit_export_state_files()
+# and unit_notify() in its src/core/unit.c, since version 236.
+BEGUN = "run/systemd/units/invocation:"
+UNIT_FOLDERS = (
+    "etc/systemd/system", "run/systemd/system", "run/systemd/system.control", "run/systemd/transient",
+    "usr/local/lib/systemd/system", "usr/lib/systemd/system", "lib/systemd/system",
+)  # fmt: skip
 # Where a hash is built in (SHA-256: since Python 3.12, and before), and where that was left out. Without OpenSSL
 # SHA-256 takes 4 ms for the agent, and BLAKE2b a third of it.
 MODULES = {"sha256": ("_sha2", "_sha256", "hashlib"), "blake2b": ("_blake2", "hashlib")}
@@ -39,7 +42,6 @@ def look(instances: Sequence[str], users: Sequence[str], root: str = "/") -> dic
     none."""
     key = text(f"{root}etc/kernelswap/key")
     return {
-        "clock": (time.time(), time.monotonic()),
         "agent": digest(root + AGENT.lstrip("/"), "blake2b"),
         "key": key,
         "users": tuple(user for user in users if exists(user)),
@@ -68,13 +70,23 @@ def unit_names(instances: Sequence[str]) -> list[str]:
     return [name.format(each) for each in instances for name in names]
 
 
-def known(names: Sequence[str], root: str = "/") -> list[str]:
-    """Those that systemd may know of these: to be asked for a unit without a file costs it a search. A swap's agent is
-    transient, and a keeper that is not enabled is none."""
-    places = [f"{root}run/systemd/transient", root + WANTS]
-    return [
-        name for name in names if name.startswith("sglang-") or any(os.path.lexists(f"{at}/{name}") for at in places)
-    ]
+def active(names: Sequence[str], mains: dict[str, int], root: str = "/") -> dict[str, tuple[int, float, bool]] | None:
+    """Of these units those that run: the server's main process, since when (epoch seconds), whether the boot starts it.
+    The others do not exist. None: systemd must be asked. A server that is just being stopped still runs.
+
+    mains: of each unit with a server its main process.
+    """
+    found = {}
+    for name in names:
+        begun, enabled = root + BEGUN + name, os.path.lexists(f"{root}{WANTS}/{name}")
+        is_server, is_swap = name.startswith("sglang-"), name.startswith("kernelswap-swap-")
+        if os.path.lexists(begun):
+            if is_swap or is_server != (name in mains):
+                return None
+            found[name] = (mains.get(name, 0), os.lstat(begun).st_mtime, enabled)
+        elif enabled or name in mains or any(os.path.lexists(f"{root}{at}/{name}") for at in UNIT_FOLDERS):
+            return None
+    return found
 
 
 def instance(name: str, root: str, key: str) -> dict[str, Any]:
@@ -119,28 +131,22 @@ def digests(folder: str) -> dict[str, str]:
     return {name: "" if name == "secrets.yaml" else digest(f"{folder}/{name}") for name in files}
 
 
-def show(names: Sequence[str]) -> str:
-    """What systemd knows of each of these units, in this order, with an empty line between two."""
-    reader, writer = os.pipe()
-    words = ["systemctl", "show", f"--property={PROPERTIES}", "--", *names]
-    pid = os.posix_spawnp(words[0], words, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, writer, 1)])
-    os.close(writer)
-    with open(reader, "rb") as pipe:
-        said = pipe.read()
-    if os.waitpid(pid, 0)[1]:
-        raise OSError("systemctl failed")
-    return said.decode("utf-8", "replace")
-
-
-def others(proc: str, ours: Sequence[str]) -> bool:
-    """Whether anything may be SGLang that is in none of our units. More than what is: identity.py has the last word."""
+def servers(proc: str, ours: Sequence[str]) -> dict[str, int] | None:
+    """Of our units those that have a server, and the process of each that began first. None: there may be SGLang in
+    another, or in none; so it says of more than what is, and identity.py has the last word."""
     asking = ancestors(proc, str(os.getpid()))  # whose words hold this very text
+    found: dict[str, list[tuple[int, int]]] = {}  # unit -> when it began, process
     for pid in listed(proc):
-        if pid.isdigit() and pid not in asking and may_be_server(f"{proc}/{pid}"):
-            places = read(f"{proc}/{pid}/cgroup").decode("utf-8", "replace").replace("\n", "/").split("/")
-            if not set(ours) & set(places):
-                return True
-    return False
+        if not pid.isdigit() or pid in asking or not may_be_server(f"{proc}/{pid}"):
+            continue
+        places = read(f"{proc}/{pid}/cgroup").decode("utf-8", "replace").replace("\n", "/").split("/")
+        unit = next((name for name in ours if name in places), None)
+        if unit is None:
+            return None
+        fields = stat(proc, pid)
+        if len(fields) > 19 and fields[0] != b"Z":
+            found.setdefault(unit, []).append((int(fields[19]), int(pid)))
+    return {unit: min(pids)[1] for unit, pids in found.items()}
 
 
 def ancestors(proc: str, pid: str) -> list[str]:
@@ -148,9 +154,14 @@ def ancestors(proc: str, pid: str) -> list[str]:
     found = []
     while pid not in found and pid != "0":
         found.append(pid)
-        fields = read(f"{proc}/{pid}/stat").rpartition(b")")[2].split()
+        fields = stat(proc, pid)
         pid = fields[1].decode() if fields else "0"
     return found
+
+
+def stat(proc: str, pid: str) -> list[bytes]:
+    """What proc(5) says of a process after its name; nothing where it has ended."""
+    return read(f"{proc}/{pid}/stat").rpartition(b")")[2].split()
 
 
 def may_be_server(entry: str) -> bool:
@@ -223,23 +234,17 @@ def exists(user: str) -> bool:
     return True
 
 
-def is_quiet(seen: dict[str, Any]) -> bool:
-    """Whether no swap is open, and none of their agents is at work."""
-    agents = [text for name, text in seen["units"].items() if name.startswith("kernelswap-swap-")]
-    active = any("ActiveState=inactive" not in text and "ActiveState=failed" not in text for text in agents)
-    return not active and not any(each["journal"] for each in seen["instances"].values())
-
-
 def main(instances: str, users: str, question: str) -> None:
     names = instances.split(",")
     units = unit_names(names)
     try:
-        asked = known(units)
-        shown = dict(zip(asked, show(asked).split("\n\n")))
-        seen = {**look(names, [user for user in users.split(",") if user]), "units": shown}
-        if is_quiet(seen) and not others("/proc", units):
-            print("glance", ascii(seen))
-            return
+        found = servers("/proc", units)
+        running = None if found is None else active(units, found)
+        if running is not None:
+            seen = {**look(names, [user for user in users.split(",") if user]), "units": running}
+            if not any(each["journal"] for each in seen["instances"].values()):  # of a swap that has not ended
+                print("glance", ascii(seen))
+                return
     except OSError:
         pass
     if os.path.exists(AGENT):

@@ -1,22 +1,21 @@
 """Answers the controller's one question: everything that a decision about this host needs.
 
-glance.py reads most of it, and where there is no more to it the controller judges that alone. What is asked more rarely
-(a swap that runs, servers of others, health, GPUs) is imported where it is needed: loading code takes the time.
+glance.py reads most of it and state.py judges that, on the controller where there is no more to it. What is asked more
+rarely (servers of others, health, GPUs) is imported where it is needed: loading code takes the time.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from typing import Optional, Sequence, Tuple
 
-from kernelswap import ledger
 from kernelswap.agent import glance, host, units
 from kernelswap.agent.host import Folders
 from kernelswap.agent.running import running
-from kernelswap.protocol import Gpu, HostState, InstanceState, Plan, Report, RouterState, Server, decode, unit_name
+from kernelswap.agent.state import ABSENT, Unit, state_of
+from kernelswap.protocol import Gpu, HostState, InstanceState, Plan, RouterState, Server, unit_name
 
 GPU_LIMIT = 45.0  # seconds; with a server's health it stays below what the controller waits
-HISTORY_SHOWN = 50  # the newest reports; older ones stay in the host's file
 
 
 def inspect(
@@ -25,7 +24,8 @@ def inspect(
     """router: the URL at which this host itself reaches the router that it has; "": it has none."""
     found, error = read_gpus() if with_gpus else ((), "")
     seen = glance.look(instances, users)
-    state = state_of(seen, units.statuses(glance.unit_names(instances)))
+    statuses = units.statuses(glance.unit_names(instances))
+    state = state_of(seen, {name: _seen(status) for name, status in statuses.items()})
     at_work = {place.instance: running(place) for place in map(Folders, instances)}
     return replace(
         state,
@@ -40,63 +40,9 @@ def inspect(
     )
 
 
-def glanced(seen: Mapping[str, Any]) -> HostState:
-    """The state of a host, from what `glance` printed there."""
-    shown = {name: units.status_of(units.values(text), *seen["clock"]) for name, text in seen["units"].items()}
-    return state_of(seen, {**dict.fromkeys(glance.unit_names(seen["instances"]), units.ABSENT), **shown})
-
-
-def state_of(seen: Mapping[str, Any], statuses: Mapping[str, units.UnitStatus]) -> HostState:
-    return HostState(
-        agent=seen["agent"],
-        key=(seen["key"] or "").strip(),
-        users=tuple(seen["users"]),
-        recover_unit=seen["recover_unit"],
-        recover_enabled=tuple(seen["recover_enabled"]),
-        instances=tuple(_instance(name, each, statuses) for name, each in seen["instances"].items()),
-        metrics=seen["metrics"],
-        drift_units=seen["drift_units"],
-        member_unit=seen["member_unit"],
-    )
-
-
-def _instance(name: str, seen: Mapping[str, Any], statuses: Mapping[str, units.UnitStatus]) -> InstanceState:
-    status, _, keeper = (statuses[unit] for unit in glance.unit_names([name]))
-    known_good = seen["known_good"]
-    history = _reports(seen["history"])
-    return InstanceState(
-        instance=name,
-        known_good=known_good,
-        unit_state=status.active if status.fragment or status.running else "absent",
-        unit_since=status.since,
-        main_pid=status.main_pid or None,
-        unit_intact=known_good is not None and status.enabled and seen["intact"],
-        releases={release: dict(files) for release, files in seen["releases"].items()},
-        plan=_plan(seen["plan"]),
-        history=tuple(history[-HISTORY_SHOWN:]),
-        barred=tuple(sorted(ledger.barred(history))),
-        rollback_target=ledger.rollback_target(history, set(seen["releases"])),
-        traffic=seen["traffic"],
-        member=keeper.active if keeper.enabled else "disabled",
-    )
-
-
-def _reports(lines: Sequence[str]) -> List[Report]:
-    """A line torn by a power cut is skipped."""
-    reports = []
-    for line in lines:
-        try:
-            reports.append(decode(Report, line))
-        except ValueError:
-            continue
-    return reports
-
-
-def _plan(text: Optional[str]) -> Optional[Plan]:
-    try:
-        return decode(Plan, text) if text else None
-    except ValueError:
-        return None
+def _seen(status: units.UnitStatus) -> Unit:
+    there = status.fragment or status.running
+    return Unit(status.active if there else ABSENT.active, status.main_pid, status.since, status.enabled)
 
 
 def read_plan(folders: Folders, release: Optional[str]) -> Optional[Plan]:

@@ -11,9 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from kernelswap.agent import files, glance
+from kernelswap.agent import files
 
 ETC = "/etc/systemd/system"
+PROPERTIES = (
+    "ActiveState,SubState,MainPID,FragmentPath,UnitFileState,InvocationID,Result,DropInPaths,"
+    "ActiveEnterTimestampMonotonic,InactiveEnterTimestampMonotonic,ExecMainStartTimestampMonotonic,NeedDaemonReload"
+)
 OURS = "/run/systemd/system.control/"  # outranks /etc, and a reboot empties it
 
 
@@ -46,27 +50,17 @@ class UnitStatus:
         return self.active in ("active", "activating", "reloading", "deactivating")
 
 
-ABSENT = UnitStatus(
-    "inactive", "dead", 0, "", False, "", "success", None
-)  # as systemd says it of a unit without a file
-
-
 def status(unit: str) -> UnitStatus:
     return statuses([unit])[unit]
 
 
 def statuses(names: Iterable[str]) -> Dict[str, UnitStatus]:
     """Units by name, all asked for in one command."""
-    shown = _show(names, glance.PROPERTIES)
-    return {name: status_of(values, time.time(), time.monotonic()) for name, values in shown.items()}
+    shown = _show(names, PROPERTIES)
+    return {name: _status(values, time.time(), time.monotonic()) for name, values in shown.items()}
 
 
-def values(text: str) -> Dict[str, str]:
-    """The properties of a unit as systemctl shows them, a line each."""
-    return dict(line.partition("=")[::2] for line in text.splitlines())
-
-
-def status_of(values: Mapping[str, str], now: float, uptime: float) -> UnitStatus:
+def _status(values: Mapping[str, str], now: float, uptime: float) -> UnitStatus:
     """now: the host's time, epoch seconds; uptime: by its monotonic clock."""
     entered = "Active" if values["ActiveState"] == "active" else "Inactive"
     since = int(values[f"{entered}EnterTimestampMonotonic"] or 0)  # microseconds since the boot; 0: never
@@ -128,7 +122,7 @@ def _show(names: Iterable[str], properties: str) -> Dict[str, Dict[str, str]]:
     asked = sorted(set(names))
     # The answers stand in the order of the names, an empty line between two.
     parts = _systemctl("show", f"--property={properties}", "--", *asked).split("\n\n") if asked else []
-    return {name: values(part) for name, part in zip(asked, parts)}
+    return {name: dict(line.partition("=")[::2] for line in part.splitlines()) for name, part in zip(asked, parts)}
 
 
 def version() -> int:

@@ -7,15 +7,16 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pyinfra.api.command import QuoteString, StringCommand
 from pyinfra.api.host import Host
 
 from kernelswap import agent, protocol
-from kernelswap.agent import inspection
+from kernelswap.agent.state import glanced
 from kernelswap.facts.agent import ALONE, CARRIED, NEEDS_PYTHON, AgentFact, ask
+from kernelswap.protocol import AGENT_PATH, glance_bytecode
 
 GLANCE = "glance "
 
@@ -54,19 +55,25 @@ class GlancedHostState(HostState):
     def asking(self, question: Mapping[str, Any]) -> StringCommand:
         instances, users = (",".join(question[name]) for name in ("instances", "users"))
         words = [QuoteString(word) for word in (instances, users, json.dumps(question))]
-        return StringCommand(f"{NEEDS_PYTHON}; {ALONE} -c", QuoteString(_glance()), *words, "2>/dev/null || :")
+        source, compiled = _glance()
+        answer = f'{ALONE} {compiled} "$@" 2>/dev/null || {ALONE} -c'
+        return StringCommand(
+            f"{NEEDS_PYTHON}; set --", *words, f"; {answer}", QuoteString(source), '"$@" 2>/dev/null || :'
+        )
 
     def process(self, output: Iterable[str]) -> protocol.HostState | None:
         lines = list(output)
         for line in lines:
             if line.startswith(GLANCE):
-                return inspection.glanced(ast.literal_eval(line[len(GLANCE) :]))
+                return glanced(ast.literal_eval(line[len(GLANCE) :]))
         return super().process(lines)
 
 
 @cache
-def _glance() -> str:
-    return Path(agent.__path__[0], "glance.py").read_text(encoding="utf-8")
+def _glance() -> tuple[str, str]:
+    """Its source, and where a host with our agent keeps its bytecode."""
+    source = Path(agent.__path__[0], "glance.py").read_bytes()
+    return source.decode(), str(PurePosixPath(AGENT_PATH).with_name(glance_bytecode(source)))
 
 
 def read(

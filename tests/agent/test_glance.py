@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from test_recorded import CASES, lay_out
 from world import Scenario, World, before
 
 from kernelswap import ledger
-from kernelswap.agent import files, glance, host, inspection, member, processes, units
+from kernelswap.agent import files, glance, host, member, processes
+from kernelswap.agent.state import ABSENT, HISTORY_SHOWN, Unit, glanced, state_of
 from kernelswap.protocol import DRIFT_UNITS, Report, Request, StepResult, encode, keyed_digest, unit_name
 
 UNITS = [unit_name("main"), "kernelswap-swap-main.service", member.unit_name("main")]
-STATUS = units.UnitStatus("active", "running", 7, "/etc/x", True, "", "success", 5.0)
+RUNS = Unit("active", 7, 5.0, True)
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def look(world: World, instance: str = "main") -> dict[str, Any]:
 
 def test_what_is_there_is_seen(world: World) -> None:
     folders = world.folders
-    state = inspection.state_of(look(world), dict.fromkeys(UNITS, STATUS))
+    state = state_of(look(world), dict.fromkeys(UNITS, RUNS))
     (instance,) = state.instances
     assert (state.agent, state.key, state.users) == (
         hashlib.blake2b(b"PK").hexdigest(),
@@ -102,8 +104,7 @@ def test_what_is_not_as_it_was_committed_is_not_intact(world: World, change: str
 
 
 def test_nothing_is_seen_of_an_instance_that_is_none(world: World) -> None:
-    seen = look(world, "other")
-    (instance,) = inspection.state_of(seen, dict.fromkeys(glance.unit_names(["other"]), units.ABSENT)).instances
+    (instance,) = state_of(look(world, "other"), dict.fromkeys(glance.unit_names(["other"]), ABSENT)).instances
     assert (instance.known_good, instance.unit_state, instance.unit_intact) == (None, "absent", False)
     assert (instance.releases, instance.history, instance.plan) == ({}, (), None)
 
@@ -118,9 +119,9 @@ def test_a_long_history_bars_and_leads_back_as_a_whole_one_does(world: World) ->
     for report in reports:
         files.append(world.folders.history, encode(report))
     files.append(world.folders.history, '{"torn')
-    (instance,) = inspection.state_of(look(world), dict.fromkeys(UNITS, STATUS)).instances
+    (instance,) = state_of(look(world), dict.fromkeys(UNITS, RUNS)).instances
     whole = host.history(world.folders)
-    assert len(instance.history) == inspection.HISTORY_SHOWN
+    assert len(instance.history) == HISTORY_SHOWN
     assert instance.history[-1] == whole[-1]
     assert set(instance.barred) == ledger.barred(whole)
     assert instance.rollback_target == ledger.rollback_target(whole, {"a-1", "b-2"})
@@ -131,15 +132,23 @@ def test_no_server_is_overlooked(path: Path, tmp_path: Path) -> None:
     lay_out({"gpus": [], **json.loads(path.read_text())}, tmp_path)
     table = processes.table(tmp_path)
     if any(head.unit not in UNITS for head in processes.servers(table)):
-        assert glance.others(str(tmp_path), UNITS)
+        assert glance.servers(str(tmp_path), UNITS) is None
 
 
 def test_our_own_server_is_nothing_more(tmp_path: Path) -> None:
     words = ["/opt/sglang/bin/python", "-m", "sglang.launch_server", "--port", "30000"]
-    row = {"pid": 700, "parent": 1, "argv": words, "cgroup": f"/system.slice/{UNITS[0]}"}
+    main = {"pid": 700, "parent": 1, "argv": words, "cgroup": f"/system.slice/{UNITS[0]}", "started": 50}
+    rank = {**main, "pid": 90, "parent": 700, "argv": ["sglang::scheduler_TP0"], "started": 70}
+    lay_out({"processes": [main, rank]}, tmp_path)
+    assert glance.servers(str(tmp_path), UNITS) == {UNITS[0]: 700}
+    assert glance.servers(str(tmp_path), [unit_name("other")]) is None
+
+
+def test_a_zombie_is_no_server(tmp_path: Path) -> None:
+    words = ["sglang::scheduler_TP0"]
+    row = {"pid": 700, "parent": 1, "argv": words, "cgroup": f"/system.slice/{UNITS[0]}", "state": "Z"}
     lay_out({"processes": [row]}, tmp_path)
-    assert not glance.others(str(tmp_path), UNITS)
-    assert glance.others(str(tmp_path), [unit_name("other")])
+    assert glance.servers(str(tmp_path), UNITS) == {}
 
 
 def test_whoever_asks_is_no_server(tmp_path: Path) -> None:
@@ -151,42 +160,58 @@ def test_whoever_asks_is_no_server(tmp_path: Path) -> None:
     }
     above = {"pid": 70, "parent": 1, "argv": ["sh", "-c", "python3 -c sglang"], "cgroup": "/system.slice/ssh.service"}
     lay_out({"processes": [mine, above]}, tmp_path)
-    assert not glance.others(str(tmp_path), UNITS)
+    assert glance.servers(str(tmp_path), UNITS) == {}
+
+
+SERVER, SWAP, KEEPER = UNITS
+ACTIVE = {SERVER: (7, 5.0, True)}
 
 
 @pytest.mark.parametrize(
-    ("agent", "journal", "quiet"),
-    [("inactive", False, True), ("failed", False, True), ("active", False, False), ("inactive", True, False)],
+    ("begun", "enabled", "there", "servers", "seen"),
+    [
+        ((SERVER,), (SERVER,), (SERVER,), {SERVER: 7}, ACTIVE),
+        ((SERVER,), (), (SERVER,), {SERVER: 7}, {SERVER: (7, 5.0, False)}),
+        ((SERVER, KEEPER), (SERVER, KEEPER), (SERVER,), {SERVER: 7}, {**ACTIVE, KEEPER: (0, 5.0, True)}),
+        ((), (), (), {}, {}),
+        ((SERVER,), (SERVER,), (SERVER,), {}, None),  # its guard proves the host clean
+        ((), (SERVER,), (SERVER,), {}, None),  # stopped, or failed
+        ((), (SERVER,), (SERVER,), {SERVER: 7}, None),  # failed, and a process remains
+        ((), (), (SERVER,), {}, None),
+        ((), (), (), {SERVER: 7}, None),
+        ((SERVER,), (SERVER, KEEPER), (SERVER,), {SERVER: 7}, None),  # the keeper has failed
+        ((SERVER, SWAP), (SERVER,), (SERVER,), {SERVER: 7}, None),
+        ((SERVER,), (SERVER,), (SERVER, SWAP), {SERVER: 7}, None),
+    ],
 )
-def test_a_swap_under_way_is_for_the_agent_to_tell(agent: str, journal: bool, quiet: bool) -> None:
-    seen = {"units": dict(zip(UNITS, ("ActiveState=active\nMainPID=7", f"ActiveState={agent}\nMainPID=0\n")))}
-    assert glance.is_quiet({**seen, "instances": {"main": {"journal": journal}}}) is quiet
+def test_what_is_under_way_or_broken_is_for_the_agent_to_tell(
+    begun: Sequence[str],
+    enabled: Sequence[str],
+    there: Sequence[str],
+    servers: dict[str, int],
+    seen: object,
+    tmp_path: Path,
+) -> None:
+    links = [*(glance.BEGUN + name for name in begun), *(f"{glance.WANTS}/{name}" for name in enabled)]
+    links += [f"{glance.UNIT_FOLDERS[3 if name == SWAP else 0]}/{name}" for name in there]
+    for link in links:
+        path = tmp_path / link
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to("/nowhere")
+        os.utime(path, (5, 5), follow_symlinks=False)
+    assert glance.active(UNITS, servers, f"{tmp_path}/") == seen
 
 
-def test_systemds_answer_is_read_as_the_agent_reads_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tool = tmp_path / "systemctl"
-    tool.write_text('#!/bin/sh\nprintf "%s " "$@"\n')
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert glance.show(UNITS) == units._systemctl("show", f"--property={glance.PROPERTIES}", "--", *UNITS)
-    tool.write_text("#!/bin/sh\nexit 1\n")
-    with pytest.raises(OSError, match="systemctl failed"):
-        glance.show(UNITS)
-
-
-def test_systemd_is_asked_for_what_has_a_file(tmp_path: Path) -> None:
-    assert glance.known(UNITS, f"{tmp_path}/") == UNITS[:1]
-    for place, name in (("run/systemd/transient", UNITS[1]), (glance.WANTS, UNITS[2])):
-        (tmp_path / place).mkdir(parents=True)
-        (tmp_path / place / name).symlink_to("/nowhere")
-    assert glance.known(UNITS, f"{tmp_path}/") == UNITS
-
-
-def test_what_systemd_was_not_asked_for_is_not_there(world: World) -> None:
-    said = "\n".join(f"{name}=" for name in glance.PROPERTIES.split(","))
-    said = said.replace("MainPID=", "MainPID=7").replace("ActiveState=", "ActiveState=active")
-    (instance,) = inspection.glanced({**look(world), "units": {UNITS[0]: said}}).instances
-    assert (instance.unit_state, instance.main_pid, instance.member) == ("active", 7, "disabled")
+def test_what_runs_is_judged_as_the_agent_judges_it(world: World) -> None:
+    (instance,) = glanced({**look(world), "units": ACTIVE}).instances
+    assert (instance.unit_state, instance.main_pid, instance.unit_since, instance.member) == (
+        "active",
+        7,
+        5.0,
+        "disabled",
+    )
+    (instance,) = glanced({**look(world), "units": {}}).instances
+    assert (instance.unit_state, instance.main_pid, instance.unit_since) == ("absent", None, None)
 
 
 def test_hardly_a_module_is_loaded() -> None:

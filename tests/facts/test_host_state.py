@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shlex
 import subprocess
+import sys
 import zipfile
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +18,7 @@ from kernelswap.facts.host_drift import CarriedHostDrift, HostDrift
 from kernelswap.facts.host_releases import CarriedHostReleases, HostReleases
 from kernelswap.facts.host_state import CarriedHostState, GlancedHostState, HostState
 
+GLANCE = GlancedHostState().command(["main"], ["sglang"])
 STATE = protocol.HostState("sha", "key", users=("sglang",))
 
 
@@ -32,22 +36,17 @@ def test_process(output: Sequence[str], state: protocol.HostState | None) -> Non
     assert HostState().process(output) == state
 
 
-UNIT = "MainPID=7\nResult=success\nExecMainStartTimestampMonotonic=1\nActiveState=active\nSubState=running\n\
-FragmentPath=/etc/x\nDropInPaths=\nUnitFileState=enabled\nActiveEnterTimestampMonotonic=2000000\n\
-InactiveEnterTimestampMonotonic=0\nInvocationID=\nNeedDaemonReload=no\n"
-
-
-KEEPER = UNIT.replace("UnitFileState=enabled", "UnitFileState=disabled")
-
-
 def test_a_glance_is_judged_here() -> None:
     instance = {"known_good": None, "intact": False, "releases": {}, "plan": None, "history": [], "journal": False}
     instance["traffic"] = "sum"
-    seen = {"clock": (1000.0, 10.0), "agent": "sha", "key": "key\n", "users": ("sglang",), "recover_unit": ""}
+    seen = {"agent": "sha", "key": "key\n", "users": ("sglang",), "recover_unit": ""}
     seen |= {"metrics": "/var/lib/metrics", "drift_units": "sum", "member_unit": ""}
     seen |= {"recover_enabled": (), "instances": {"main": instance, "other": instance}}
-    seen["units"] = {"sglang-main.service": UNIT, "kernelswap-member@main.service": KEEPER}
-    seen["units"] |= {"sglang-other.service": UNIT.replace("=7", "=8"), "kernelswap-member@other.service": UNIT}
+    seen["units"] = {
+        "sglang-main.service": (7, 992.0, True),
+        "sglang-other.service": (8, 992.0, True),
+        "kernelswap-member@other.service": (0, 990.0, True),
+    }
     state = GlancedHostState().process(["Welcome to gpu1", f"glance {seen!a}"])
     assert state
     assert (state.agent, state.key, state.users) == ("sha", "key", ("sglang",))
@@ -66,9 +65,21 @@ def test_the_agents_word_counts_where_there_is_more_than_a_glance_shows() -> Non
 
 def test_what_is_asked_at_a_glance_is_quoted() -> None:
     script = GlancedHostState().command(["main", "o'hara"], ["a b"]).get_raw_value()
-    *_, instances, users, question, errors, _, _ = shlex.split(script)
-    assert (instances, users, errors) == ("main,o'hara", "a b", "2>/dev/null")
+    words = shlex.split(script)
+    instances, users, question = words[words.index("--") + 1 :][:3]
+    assert (instances, users) == ("main,o'hara", "a b")
     assert json.loads(question)["instances"] == ["main", "o'hara"]
+
+
+def test_a_glance_runs_from_its_bytecode_or_else_from_its_source(tmp_path: Path) -> None:
+    python, compiled = tmp_path / "python", re.search(r"\S+/glance-\w{16}\.pyc", GLANCE.get_raw_value())
+    assert compiled
+    for refuses, said in ((compiled[0], ["-c", "main", "sglang"]), ("-c", [compiled[0], "main", "sglang"])):
+        code = f"import sys; sys.exit(7) if sys.argv[2] == {refuses!r} else print(sys.argv[2], *sys.argv[-3:-1])"
+        python.write_text(f"#!{sys.executable} -IS\n{code}\n")
+        python.chmod(0o755)
+        done = shell(GLANCE.get_raw_value().replace(agent.PYTHON, str(python)))
+        assert (done.returncode, done.stdout.split(), done.stderr) == (0, said, "")
 
 
 def test_a_comparison_has_a_question_of_its_own() -> None:
