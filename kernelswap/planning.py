@@ -11,6 +11,8 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +171,10 @@ def _plan(state: State, library: Path, templates: Path) -> dict[str, HostPlan]:
     moves = {name: _move(d) for name, d in decided.items() if d.swaps and not d.refusals}
     waves = rollout.waves_of(chosen, moves)
     _show_all(decided, chosen, waves, moves, {**dict.fromkeys(decided, ""), **mute, **refused})
+    # A server outside of the run may be a router's, too.
+    if all(host in hosts or is_router_only(data_of(host)) for host in state.inventory):
+        for line in rollout.outages(waves, _served(wanted), decided):
+            logger.warning(f"warning: {line}")
     failed, ignored = (refused, mute) if chosen.unreachable == "skip" else ({**mute, **refused}, {})
     if moves and (why := chosen.stop(failed)):
         raise DeployError(f"\nnothing is started: {why}; {rollout.way_out(chosen, failed, mute)}")
@@ -202,6 +208,12 @@ def _declared(
     if faults:
         raise ConfigError(faults)
     return chosen, {name: () if goals[name].action == ROLLBACK else wanted[name] for name in goals}
+
+
+def _served(wanted: Mapping[str, Sequence[Wanted]]) -> dict[str, list[str]]:
+    """The hosts behind each router."""
+    pairs = sorted({(r.url, name) for name, all_ in wanted.items() for w in all_ for r in w.spec.traffic.routers})
+    return {url: [name for _, name in group] for url, group in groupby(pairs, key=itemgetter(0))}
 
 
 def _rollouts(hosts: Sequence[Host]) -> dict[str, Any]:

@@ -150,6 +150,22 @@ def plan_text(
     return lines
 
 
+def outages(
+    waves: Sequence[Collection[str]], routers: Mapping[str, Collection[str]], able: Collection[str]
+) -> list[str]:
+    """What is to be known of waves after which a router may have no server left.
+
+    routers: URL -> the hosts that serve it; able: the hosts that may serve meanwhile.
+    """
+    return [
+        f"wave {number} takes all that serve {url} out of it: {listed(serve)}; its users may find nobody until one is "
+        f"back: give smaller `waves`, or --serial"
+        for number, wave in enumerate(waves, start=1)
+        for url, hosts in routers.items()
+        if len(hosts) > 1 and (serve := set(hosts) & set(able)) and serve <= set(wave)
+    ]
+
+
 def still_text(moves: Mapping[str, Move]) -> list[str]:
     """The hosts on which nothing swaps, together where the same is to be said; by name where files are renewed."""
     groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}

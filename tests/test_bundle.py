@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from kernelswap import bundle
+from kernelswap.agent import glance
 
 
 def test_the_same_installation_gives_the_same_bytes() -> None:
@@ -97,8 +100,9 @@ def test_bytecode_beside_the_agent_is_taken_if_it_is_of_this_agent_and_sound(tmp
     assert loaded_from(path) == path
     done = subprocess.run([sys.executable, "-IS", path, "compile"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    glance, bytecode = sorted(set(tmp_path.iterdir()) - {path}, key=lambda each: each.suffix)  # the old ones are gone
-    assert "active" in runpy.run_path(str(glance))
+    digest, short, bytecode = sorted(set(tmp_path.iterdir()) - {path}, key=lambda each: each.suffix)  # the old are gone
+    assert digest.name == path.name + glance.DIGEST
+    assert "active" in runpy.run_path(str(short))
     assert loaded_from(path) == bytecode
     whole = bytecode.read_bytes()
     bytecode.write_bytes(whole[: len(whole) // 2])  # as after a power cut
@@ -106,6 +110,23 @@ def test_bytecode_beside_the_agent_is_taken_if_it_is_of_this_agent_and_sound(tmp
     bytecode.write_bytes(whole)
     path.write_bytes(bundle.build().content.replace(bytecode.name[6:22].encode(), b"fedcba9876543210"))
     assert loaded_from(path) == path
+
+
+def test_the_kept_digest_counts_for_the_very_same_file_only(tmp_path: Path) -> None:
+    path, digest = tmp_path / "agent.pyz", bundle.build().digest
+    path.write_bytes(bundle.build().content)
+    assert glance.agent(str(path)) == digest  # none is kept yet
+    assert subprocess.run([sys.executable, "-IS", path, "compile"], check=False).returncode == 0
+    kept = path.with_name(path.name + glance.DIGEST)
+    kept.write_text(kept.read_text().replace(digest, "kept"))
+    assert glance.agent(str(path)) == "kept"
+    times = path.stat()
+    path.write_bytes(path.read_bytes().replace(b"def main(", b"def mine("))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert path.stat().st_size == times.st_size
+    assert glance.agent(str(path)) == hashlib.blake2b(path.read_bytes()).hexdigest() != digest
+    path.unlink()
+    assert glance.agent(str(path)) == ""
 
 
 def test_an_agent_that_cannot_keep_its_bytecode_says_so_and_runs(tmp_path: Path) -> None:

@@ -75,6 +75,25 @@ def test_one_more_than_may_fail_stops_it(most: int, failed: list[str], why: str)
     assert Rollout(max_failed=most).stop(failed) == why
 
 
+@pytest.mark.parametrize(
+    ("waves", "routers", "able", "told"),
+    [
+        (["a", "bc"], {"r": "abc"}, "abc", []),
+        (["abc"], {"r": "abc"}, "abc", ["wave 1 takes all that serve r out of it: a, b, c"]),
+        (["a", "bc"], {"r": "bc", "s": "abc"}, "abc", ["wave 2 takes all that serve r out of it: b, c"]),
+        (["b"], {"r": "ab"}, "b", ["wave 1 takes all that serve r out of it: b"]),  # a cannot be reached
+        (["a"], {"r": "a"}, "a", []),  # what has one server only has an outage with every swap
+        (["ab"], {"r": "abc"}, "abc", []),  # c serves on
+        ([], {"r": "ab"}, "ab", []),
+        (["a"], {"r": "bc"}, "a", []),
+    ],
+)
+def test_a_router_that_a_wave_leaves_without_a_server_is_told(
+    waves: list[str], routers: dict[str, str], able: str, told: list[str]
+) -> None:
+    assert [line.partition(";")[0] for line in rollout.outages(waves, routers, able)] == told
+
+
 @pytest.mark.parametrize(("typed", "again"), CASES["again"])
 def test_the_command_that_goes_on(typed: str, again: str) -> None:
     assert rollout.again(shlex.split(typed), ["a", "b"]) == again

@@ -1,4 +1,4 @@
-"""An agent's bytecode, kept beside its file. Out of a zipapp Python compiles every module anew at every start.
+"""An agent's bytecode and digest, kept beside its file: out of a zipapp Python compiles each module anew at each start.
 
 The file's name holds the digest of the sources and the kind of bytecode, see bundle.py: that of another agent or of
 another Python is never taken, and where there is none the agent runs from its sources. The glance, which starts without
@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 from py_compile import PycInvalidationMode
 
-from kernelswap.agent import files
+from kernelswap.agent import files, glance
 from kernelswap.protocol import glance_bytecode
 
 GLANCE = "kernelswap/agent/glance.py"
@@ -28,18 +28,27 @@ def keep(archive: Path, bytecode: Path) -> int:
         with tempfile.TemporaryDirectory(prefix=files.NEW, dir=archive.parent) as folder:
             new, modules = Path(folder) / bytecode.name, Path(folder) / "modules"
             _compile(archive, modules, new)
-            glance = archive.parent / glance_bytecode((modules / GLANCE).read_bytes())
-            (modules / GLANCE).with_suffix(".pyc").replace(glance)
+            short = archive.parent / glance_bytecode((modules / GLANCE).read_bytes())
+            (modules / GLANCE).with_suffix(".pyc").replace(short)
             new.replace(bytecode)
+        _keep_digest(archive)
         files.sync_folder(archive.parent)
     except (OSError, zipfile.BadZipFile) as error:
         print(f"kernelswap: the agent goes without its bytecode, slowly: {error}", file=sys.stderr)
         return 1
     for other in (*archive.parent.glob(f"{archive.stem}-*.zip"), *archive.parent.glob("glance-*.pyc")):
-        if other not in (bytecode, glance):
+        if other not in (bytecode, short):
             with contextlib.suppress(OSError):
                 other.unlink()
     return 0
+
+
+def _keep_digest(archive: Path) -> None:
+    """Whoever changes the file changes its times, and then the digest counts for nothing."""
+    now = archive.stat()
+    digest = glance.digest(str(archive), "blake2b")
+    numbers = (now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
+    files.write(archive.with_name(archive.name + glance.DIGEST), " ".join(map(str, (digest, *numbers))))
 
 
 def _compile(archive: Path, folder: Path, new: Path) -> None:

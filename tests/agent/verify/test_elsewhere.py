@@ -53,6 +53,13 @@ def test_a_worker_that_came_meanwhile_is_the_servers(proc: Path) -> None:
     assert meter.share() == 0
 
 
+def test_another_process_that_has_a_workers_number_now_takes_nothing_away(proc: Path) -> None:
+    tick(proc, 0, 0, **{f"p{WORKER}": 50})
+    meter = Meter(UNIT, proc)
+    tick(proc, 60, 40, **{f"p{WORKER}": -40, f"p{SERVER}": 60})
+    assert meter.share() == 0
+
+
 def test_what_cannot_be_read_is_unknown(proc: Path) -> None:
     meter = Meter(UNIT, proc)
     assert meter.share() is None  # no time has passed
