@@ -28,7 +28,7 @@ SHARED = (
 
 # Where the bytecode is kept, see agent/compiled.py, it goes first. What works for long imports and reads everything
 # before it starts, so that replacing the file in the middle of a swap does not matter. A question is answered in a
-# moment, and it is asked of every host in every run: it takes what it needs only.
+# moment, and it is asked often: it takes what it needs only.
 MAIN = """import sys
 
 sys.path.insert(0, f"{{sys.path[0].removesuffix('.pyz')}}-{digest}.{{sys.implementation.cache_tag}}.zip")

@@ -11,8 +11,6 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -172,8 +170,9 @@ def _plan(state: State, library: Path, templates: Path) -> dict[str, HostPlan]:
     waves = rollout.waves_of(chosen, moves)
     _show_all(decided, chosen, waves, moves, {**dict.fromkeys(decided, ""), **mute, **refused})
     # A server outside of the run may be a router's, too.
-    if all(host in hosts or is_router_only(data_of(host)) for host in state.inventory):
-        for line in rollout.outages(waves, _served(wanted), decided):
+    if all(host in hosts or is_router_only(data_of(host)) for host in state.inventory) and "--serial" not in sys.argv:
+        moving = {(name, swap.instance) for name in moves for swap in decided[name].swaps if isinstance(swap, Swap)}
+        for line in rollout.outages(waves, _serving(decided, wanted), moving):
             logger.warning(f"warning: {line}")
     failed, ignored = (refused, mute) if chosen.unreachable == "skip" else ({**mute, **refused}, {})
     if moves and (why := chosen.stop(failed)):
@@ -210,10 +209,15 @@ def _declared(
     return chosen, {name: () if goals[name].action == ROLLBACK else wanted[name] for name in goals}
 
 
-def _served(wanted: Mapping[str, Sequence[Wanted]]) -> dict[str, list[str]]:
-    """The hosts behind each router."""
-    pairs = sorted({(r.url, name) for name, all_ in wanted.items() for w in all_ for r in w.spec.traffic.routers})
-    return {url: [name for _, name in group] for url, group in groupby(pairs, key=itemgetter(0))}
+def _serving(decided: Mapping[str, Decided], wanted: Mapping[str, Sequence[Wanted]]) -> dict[str, set[tuple[str, str]]]:
+    """The servers, each by host and instance, that serve the users of each router."""
+    found: dict[str, set[tuple[str, str]]] = {}
+    for name, each in decided.items():
+        for spec in (w.spec for w in wanted[name]):
+            if decide.instance_state(each.state, spec.instance).unit_state == "active":
+                for router in spec.traffic.routers:
+                    found.setdefault(router.url, set()).add((name, spec.instance))
+    return found
 
 
 def _rollouts(hosts: Sequence[Host]) -> dict[str, Any]:

@@ -472,9 +472,10 @@ class InstanceState:
     """What a host knows of one instance.
 
     known_good: the release that was committed last. unit_intact: /etc holds exactly that release's unit, enabled,
-    and nothing of a candidate is left. history: the newest reports; barred and rollback_target follow from all of it.
-    releases: staged release -> file name -> SHA-256 (secrets only by name, with
-    an empty hash). plan: of the known-good release. health: `ok`, `unhealthy: <why>` or "" (not asked). traffic: the
+    and nothing of a candidate is left. unit_since: when it began to run; a glance tells when it began to start, and no
+    main_pid. history: the newest reports; barred and rollback_target follow from all of it. releases: staged release ->
+    file name -> SHA-256 (secrets only by name, with an empty hash). plan: of the known-good release. health: `ok`,
+    `unhealthy: <why>` or "" (not asked). traffic: the
     digest of its Traffic under the host's key, "" if it has none; member: the state of the unit that keeps the
     instance in its routers.
     """

@@ -151,19 +151,24 @@ def plan_text(
 
 
 def outages(
-    waves: Sequence[Collection[str]], routers: Mapping[str, Collection[str]], able: Collection[str]
+    waves: Sequence[Collection[str]],
+    routers: Mapping[str, Collection[tuple[str, str]]],
+    moving: Collection[tuple[str, str]],
 ) -> list[str]:
-    """What is to be known of waves after which a router may have no server left.
+    """What is to be known of waves whose hosts may leave a router without a server. A host swaps one after the other.
 
-    routers: URL -> the hosts that serve it; able: the hosts that may serve meanwhile.
+    routers: URL -> the servers that serve it now; moving: those that swap. A server is a host and an instance.
     """
-    return [
-        f"wave {number} takes all that serve {url} out of it: {listed(serve)}; its users may find nobody until one is "
-        f"back: give smaller `waves`, or --serial"
-        for number, wave in enumerate(waves, start=1)
-        for url, hosts in routers.items()
-        if len(hosts) > 1 and (serve := set(hosts) & set(able)) and serve <= set(wave)
-    ]
+    lines = []
+    for number, wave in enumerate(waves, start=1):
+        for url, serving in routers.items():
+            out = {server[0] for server in serving if server in moving and server[0] in wave}
+            if len(out) == len(serving) > 1:
+                lines.append(
+                    f"wave {number} takes all that serve {url} out of it at once: {listed(out)}; "
+                    "its users may find nobody: give smaller `waves`"
+                )
+    return lines
 
 
 def still_text(moves: Mapping[str, Move]) -> list[str]:

@@ -102,7 +102,7 @@ def test_bytecode_beside_the_agent_is_taken_if_it_is_of_this_agent_and_sound(tmp
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     digest, short, bytecode = sorted(set(tmp_path.iterdir()) - {path}, key=lambda each: each.suffix)  # the old are gone
     assert digest.name == path.name + glance.DIGEST
-    assert "active" in runpy.run_path(str(short))
+    assert "running" in runpy.run_path(str(short))
     assert loaded_from(path) == bytecode
     whole = bytecode.read_bytes()
     bytecode.write_bytes(whole[: len(whole) // 2])  # as after a power cut

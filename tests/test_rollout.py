@@ -76,22 +76,29 @@ def test_one_more_than_may_fail_stops_it(most: int, failed: list[str], why: str)
 
 
 @pytest.mark.parametrize(
-    ("waves", "routers", "able", "told"),
+    ("waves", "routers", "moving", "told"),
     [
-        (["a", "bc"], {"r": "abc"}, "abc", []),
-        (["abc"], {"r": "abc"}, "abc", ["wave 1 takes all that serve r out of it: a, b, c"]),
-        (["a", "bc"], {"r": "bc", "s": "abc"}, "abc", ["wave 2 takes all that serve r out of it: b, c"]),
-        (["b"], {"r": "ab"}, "b", ["wave 1 takes all that serve r out of it: b"]),  # a cannot be reached
-        (["a"], {"r": "a"}, "a", []),  # what has one server only has an outage with every swap
-        (["ab"], {"r": "abc"}, "abc", []),  # c serves on
-        ([], {"r": "ab"}, "ab", []),
-        (["a"], {"r": "bc"}, "a", []),
+        ("a bc", {"r": "a1 b1 c1"}, "a1 b1 c1", []),
+        ("abc", {"r": "a1 b1 c1"}, "a1 b1 c1", ["wave 1 takes all that serve r out of it at once: a, b, c"]),
+        ("a bc", {"r": "b1 c1", "s": "a1 b1"}, "a1 b1 c1", ["wave 2 takes all that serve r out of it at once: b, c"]),
+        ("ab", {"r": "a1 b1"}, "a2 b2", []),  # others of these hosts swap
+        ("ab", {"r": "a1 b1"}, "a1 b2", []),
+        ("a", {"r": "a1 a2"}, "a1 a2", []),  # one after the other
+        ("a", {"r": "a1"}, "a1", []),  # where there is one server only, any swap is an outage
+        ("ab", {"r": "a1 b1 c1"}, "a1 b1", []),  # c serves on
+        ("ab", {}, "a1 b1", []),  # nothing serves yet
+        ("", {"r": "a1 b1"}, "", []),
     ],
 )
 def test_a_router_that_a_wave_leaves_without_a_server_is_told(
-    waves: list[str], routers: dict[str, str], able: str, told: list[str]
+    waves: str, routers: dict[str, str], moving: str, told: list[str]
 ) -> None:
-    assert [line.partition(";")[0] for line in rollout.outages(waves, routers, able)] == told
+    def servers(text: str) -> set[tuple[str, str]]:
+        return {(word[0], word[1]) for word in text.split()}
+
+    serving = {url: servers(text) for url, text in routers.items()}
+    lines = rollout.outages(waves.split(), serving, servers(moving))
+    assert [line.partition(";")[0] for line in lines] == told
 
 
 @pytest.mark.parametrize(("typed", "again"), CASES["again"])

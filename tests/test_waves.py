@@ -216,9 +216,10 @@ def test_a_wave_that_leaves_a_router_without_a_server_is_told_in_the_plan(fleet:
     behind = Sim(data={"address": "192.0.2.1", "routers": ["http://192.0.2.9:30000"]})
     fleet.declare(hosts(3, gpu1=behind, gpu2=behind), {"waves": ["100%"]})
     dry = fleet.deploy("--dry")
-    assert "wave 1 takes all that serve http://192.0.2.9:30000 out of it: @fake/gpu1, @fake/gpu2;" in dry
+    assert "wave 1 takes all that serve http://192.0.2.9:30000 out of it at once: @fake/gpu1, @fake/gpu2;" in dry
     assert "takes all that serve" not in fleet.deploy("--dry", "--data", 'rollout={"waves": [1]}')
     assert "takes all that serve" not in fleet.deploy("--dry", "--exclude", "@fake/gpu3")  # it may be behind it, too
+    assert "takes all that serve" not in fleet.deploy("--dry", "--serial")
 
 
 def test_a_host_alone_tells_only_its_own_words(fleet: Fleet) -> None:

@@ -29,7 +29,10 @@ def keep(archive: Path, bytecode: Path) -> int:
             new, modules = Path(folder) / bytecode.name, Path(folder) / "modules"
             _compile(archive, modules, new)
             short = archive.parent / glance_bytecode((modules / GLANCE).read_bytes())
-            (modules / GLANCE).with_suffix(".pyc").replace(short)
+            compiled = (modules / GLANCE).with_suffix(".pyc")
+            with compiled.open("rb") as file:
+                os.fsync(file.fileno())
+            compiled.replace(short)
             new.replace(bytecode)
         _keep_digest(archive)
         files.sync_folder(archive.parent)

@@ -15,7 +15,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from typing import Any
 
 AGENT = "/usr/local/lib/kernelswap/agent.pyz"
@@ -28,10 +28,6 @@ DRIFT_UNITS = ("kernelswap-drift.service", "kernelswap-drift.timer")
 # systemd keeps this for journald from the start of a unit until it is inactive or has failed: unit_export_state_files()
 # and unit_notify() in its src/core/unit.c, since version 236.
 BEGUN = "run/systemd/units/invocation:"
-UNIT_FOLDERS = (
-    "etc/systemd/system", "run/systemd/system", "run/systemd/system.control", "run/systemd/transient",
-    "usr/local/lib/systemd/system", "usr/lib/systemd/system", "lib/systemd/system",
-)  # fmt: skip
 # Where a hash is built in (SHA-256: since Python 3.12, and before), and where that was left out. Without OpenSSL
 # SHA-256 takes 4 ms for the agent, and BLAKE2b a third of it.
 MODULES = {"sha256": ("_sha2", "_sha256", "hashlib"), "blake2b": ("_blake2", "hashlib")}
@@ -81,23 +77,31 @@ def unit_names(instances: Sequence[str]) -> list[str]:
     return [name.format(each) for each in instances for name in names]
 
 
-def active(names: Sequence[str], mains: dict[str, int], root: str = "/") -> dict[str, tuple[int, float, bool]] | None:
-    """Of these units those that run: the server's main process, since when (epoch seconds), whether the boot starts it.
-    The others do not exist. None: systemd must be asked. A server that is just being stopped still runs.
+def running(instances: Sequence[str], servers: Collection[str], root: str = "/") -> dict[str, float] | None:
+    """Units that run and are started by a boot: since when they start, epoch seconds. What is not told does not run.
+    None: systemd must be asked. A server that is just being stopped runs until it has ended.
 
-    mains: of each unit with a server its main process.
+    servers: the units with a server, see `servers`.
     """
     found = {}
-    for name in names:
-        begun, enabled = root + BEGUN + name, os.path.lexists(f"{root}{WANTS}/{name}")
-        is_server, is_swap = name.startswith("sglang-"), name.startswith("kernelswap-swap-")
-        if os.path.lexists(begun):
-            if is_swap or is_server != (name in mains):
-                return None
-            found[name] = (mains.get(name, 0), os.lstat(begun).st_mtime, enabled)
-        elif enabled or name in mains or any(os.path.lexists(f"{root}{at}/{name}") for at in UNIT_FOLDERS):
+    for name in instances:
+        server, swap, keeper = unit_names([name])
+        if begun(swap, root) or os.path.lexists(f"{root}run/systemd/transient/{swap}"):
             return None
+        since = {unit: begun(unit, root) for unit in (server, keeper)}
+        on = {unit: moment for unit, moment in since.items() if moment and os.path.lexists(f"{root}{WANTS}/{unit}")}
+        nothing = not since[server] and not os.path.lexists(f"{root}etc/systemd/system/{server}")
+        if (server in on) != (server in servers) or (server not in on and not nothing):
+            return None
+        found.update(on)
     return found
+
+
+def begun(unit: str, root: str) -> float:
+    try:
+        return os.lstat(root + BEGUN + unit).st_mtime
+    except FileNotFoundError:
+        return 0
 
 
 def instance(name: str, root: str, key: str) -> dict[str, Any]:
@@ -142,11 +146,11 @@ def digests(folder: str) -> dict[str, str]:
     return {name: "" if name == "secrets.yaml" else digest(f"{folder}/{name}") for name in files}
 
 
-def servers(proc: str, ours: Sequence[str]) -> dict[str, int] | None:
-    """Of our units those that have a server, and the process of each that began first. None: there may be SGLang in
-    another, or in none; so it says of more than what is, and identity.py has the last word."""
+def servers(proc: str, ours: Sequence[str]) -> set[str] | None:
+    """Of our units those whose main process is SGLang. None: there may be SGLang in another, or in none; so it says of
+    more than what is, and identity.py has the last word."""
     asking = ancestors(proc, str(os.getpid()))  # whose words hold this very text
-    found: dict[str, list[tuple[int, int]]] = {}  # unit -> when it began, process
+    found = set()
     for pid in listed(proc):
         if not pid.isdigit() or pid in asking or not may_be_server(f"{proc}/{pid}"):
             continue
@@ -155,9 +159,11 @@ def servers(proc: str, ours: Sequence[str]) -> dict[str, int] | None:
         if unit is None:
             return None
         fields = stat(proc, pid)
-        if len(fields) > 19 and fields[0] != b"Z":
-            found.setdefault(unit, []).append((int(fields[19]), int(pid)))
-    return {unit: min(pids)[1] for unit, pids in found.items()}
+        # A main process has a session of its own by systemd, as its guard has; what is left of one before it has not.
+        leads = fields[3:4] == [pid.encode()] and fields[0] != b"Z"
+        if leads and AGENT.encode() not in read(f"{proc}/{pid}/cmdline"):
+            found.add(unit)
+    return found
 
 
 def ancestors(proc: str, pid: str) -> list[str]:
@@ -247,12 +253,11 @@ def exists(user: str) -> bool:
 
 def main(instances: str, users: str, question: str) -> None:
     names = instances.split(",")
-    units = unit_names(names)
     try:
-        found = servers("/proc", units)
-        running = None if found is None else active(units, found)
-        if running is not None:
-            seen = {**look(names, [user for user in users.split(",") if user]), "units": running}
+        serving = servers("/proc", unit_names(names))
+        units = None if serving is None else running(names, serving)
+        if units is not None:
+            seen = {**look(names, [user for user in users.split(",") if user]), "units": units}
             if not any(each["journal"] for each in seen["instances"].values()):  # of a swap that has not ended
                 print("glance", ascii(seen))
                 return

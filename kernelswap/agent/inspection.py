@@ -12,7 +12,7 @@ from typing import Optional, Sequence, Tuple
 from kernelswap.agent import glance, host, units
 from kernelswap.agent.host import Folders
 from kernelswap.agent.running import running
-from kernelswap.agent.state import ABSENT, Unit, state_of
+from kernelswap.agent.state import Unit, state_of
 from kernelswap.protocol import Gpu, HostState, InstanceState, Plan, RouterState, Server, unit_name
 
 GPU_LIMIT = 45.0  # seconds; with a server's health it stays below what the controller waits
@@ -42,7 +42,7 @@ def inspect(
 
 def _seen(status: units.UnitStatus) -> Unit:
     there = status.fragment or status.running
-    return Unit(status.active if there else ABSENT.active, status.main_pid, status.since, status.enabled)
+    return Unit(status.active if there else "absent", status.main_pid, status.since, status.enabled)
 
 
 def read_plan(folders: Folders, release: Optional[str]) -> Optional[Plan]:

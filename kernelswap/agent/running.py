@@ -1,4 +1,4 @@
-"""The swap that an instance is in the middle of. Apart from service.py, as it is asked of every host in every run."""
+"""The swap that an instance is in the middle of. Apart from service.py, as it is asked often."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ HISTORY_SHOWN = 50  # the newest reports; older ones stay in the host's file
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit. active: as systemd says it, or `absent`; main_pid: 0 for none; since: epoch seconds; enabled: whether the
-    boot starts it."""
+    """A unit. active: as systemd says it, or `absent`; main_pid: 0 where there is none, or nobody asked; since: epoch
+    seconds; enabled: whether the boot starts it."""
 
     active: str
     main_pid: int
@@ -30,7 +30,9 @@ ABSENT = Unit("absent", 0, None, False)
 def glanced(seen: Mapping[str, Any]) -> HostState:
     """The state of a host, from what `glance` printed there."""
     units = dict.fromkeys(glance.unit_names(seen["instances"]), ABSENT)
-    return state_of(seen, {**units, **{name: Unit("active", *values) for name, values in seen["units"].items()}})
+    for name, since in seen["units"].items():
+        units[name] = Unit("active", 0, since, True)
+    return state_of(seen, units)
 
 
 def state_of(seen: Mapping[str, Any], units: Mapping[str, Unit]) -> HostState:

@@ -50,7 +50,7 @@ class CarriedHostState(HostState):
 
 
 class GlancedHostState(HostState):
-    """The same of a host on which nothing is under way, at a quarter of its cost; the agent's word where more is."""
+    """The same of a host on which nothing is under way, at a fraction of its cost; the agent's word where more is."""
 
     def asking(self, question: Mapping[str, Any]) -> StringCommand:
         instances, users = (",".join(question[name]) for name in ("instances", "users"))

@@ -135,20 +135,31 @@ def test_no_server_is_overlooked(path: Path, tmp_path: Path) -> None:
         assert glance.servers(str(tmp_path), UNITS) is None
 
 
-def test_our_own_server_is_nothing_more(tmp_path: Path) -> None:
-    words = ["/opt/sglang/bin/python", "-m", "sglang.launch_server", "--port", "30000"]
-    main = {"pid": 700, "parent": 1, "argv": words, "cgroup": f"/system.slice/{UNITS[0]}", "started": 50}
-    rank = {**main, "pid": 90, "parent": 700, "argv": ["sglang::scheduler_TP0"], "started": 70}
-    lay_out({"processes": [main, rank]}, tmp_path)
-    assert glance.servers(str(tmp_path), UNITS) == {UNITS[0]: 700}
-    assert glance.servers(str(tmp_path), [unit_name("other")]) is None
+def row(pid: int, *words: str, unit: str = UNITS[0], **more: object) -> dict[str, Any]:
+    return {"pid": pid, "parent": 1, "argv": list(words), "cgroup": f"/system.slice/{unit}", "session": pid, **more}
 
 
-def test_a_zombie_is_no_server(tmp_path: Path) -> None:
-    words = ["sglang::scheduler_TP0"]
-    row = {"pid": 700, "parent": 1, "argv": words, "cgroup": f"/system.slice/{UNITS[0]}", "state": "Z"}
-    lay_out({"processes": [row]}, tmp_path)
-    assert glance.servers(str(tmp_path), UNITS) == {}
+MAIN = row(700, "/opt/sglang/bin/python", "-m", "sglang.launch_server", "--port", "30000")
+RANK = row(90, "sglang::scheduler_TP0", parent=700, session=700)
+GUARD = row(95, "/usr/bin/python3", "-IS", glance.AGENT, "guard", "sgl")
+MEMBER = row(96, "/usr/bin/python3", "-IS", glance.AGENT, "member", "sgl", unit=UNITS[2])
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        ([MAIN, RANK], {UNITS[0]}),
+        ([MAIN, RANK, MEMBER], {UNITS[0]}),
+        ([RANK], set()),  # its main process has ended, and it hangs
+        ([RANK, GUARD], set()),  # and the guard of the next start waits for that
+        ([{**MAIN, "state": "Z"}], set()),
+        ([{**MAIN, "torn": True}], set()),
+        ([{**MAIN, "cgroup": "/system.slice/sglang-other.service"}], None),
+    ],
+)
+def test_our_own_server_is_nothing_more(rows: list[dict[str, Any]], found: object, tmp_path: Path) -> None:
+    lay_out({"processes": rows}, tmp_path)
+    assert glance.servers(str(tmp_path), UNITS) == found
 
 
 def test_whoever_asks_is_no_server(tmp_path: Path) -> None:
@@ -160,58 +171,50 @@ def test_whoever_asks_is_no_server(tmp_path: Path) -> None:
     }
     above = {"pid": 70, "parent": 1, "argv": ["sh", "-c", "python3 -c sglang"], "cgroup": "/system.slice/ssh.service"}
     lay_out({"processes": [mine, above]}, tmp_path)
-    assert glance.servers(str(tmp_path), UNITS) == {}
+    assert glance.servers(str(tmp_path), UNITS) == set()
 
 
 SERVER, SWAP, KEEPER = UNITS
-ACTIVE = {SERVER: (7, 5.0, True)}
 
 
 @pytest.mark.parametrize(
-    ("begun", "enabled", "there", "servers", "seen"),
+    ("begun", "enabled", "there", "serves", "seen"),
     [
-        ((SERVER,), (SERVER,), (SERVER,), {SERVER: 7}, ACTIVE),
-        ((SERVER,), (), (SERVER,), {SERVER: 7}, {SERVER: (7, 5.0, False)}),
-        ((SERVER, KEEPER), (SERVER, KEEPER), (SERVER,), {SERVER: 7}, {**ACTIVE, KEEPER: (0, 5.0, True)}),
-        ((), (), (), {}, {}),
-        ((SERVER,), (SERVER,), (SERVER,), {}, None),  # its guard proves the host clean
-        ((), (SERVER,), (SERVER,), {}, None),  # stopped, or failed
-        ((), (SERVER,), (SERVER,), {SERVER: 7}, None),  # failed, and a process remains
-        ((), (), (SERVER,), {}, None),
-        ((), (), (), {SERVER: 7}, None),
-        ((SERVER,), (SERVER, KEEPER), (SERVER,), {SERVER: 7}, None),  # the keeper has failed
-        ((SERVER, SWAP), (SERVER,), (SERVER,), {SERVER: 7}, None),
-        ((SERVER,), (SERVER,), (SERVER, SWAP), {SERVER: 7}, None),
+        ((SERVER,), (SERVER,), (SERVER,), True, {SERVER: 5.0}),
+        ((SERVER, KEEPER), (SERVER, KEEPER), (SERVER,), True, {SERVER: 5.0, KEEPER: 5.0}),
+        ((SERVER,), (SERVER, KEEPER), (SERVER,), True, {SERVER: 5.0}),  # the keeper has failed, or has no routers now
+        ((SERVER, KEEPER), (SERVER,), (SERVER,), True, {SERVER: 5.0}),  # the next boot does not start it
+        ((), (), (), False, {}),
+        ((SERVER,), (), (SERVER,), True, None),  # another target may start it
+        ((SERVER,), (SERVER,), (SERVER,), False, None),  # its guard proves the host clean
+        ((), (SERVER,), (SERVER,), False, None),  # stopped, or failed
+        ((), (SERVER,), (SERVER,), True, None),  # failed, and a process remains
+        ((), (), (SERVER,), False, None),
+        ((), (), (), True, None),
+        ((SERVER, SWAP), (SERVER,), (SERVER,), True, None),
+        ((SERVER,), (SERVER,), (SERVER, SWAP), True, None),
     ],
 )
 def test_what_is_under_way_or_broken_is_for_the_agent_to_tell(
-    begun: Sequence[str],
-    enabled: Sequence[str],
-    there: Sequence[str],
-    servers: dict[str, int],
-    seen: object,
-    tmp_path: Path,
+    begun: Sequence[str], enabled: Sequence[str], there: Sequence[str], serves: bool, seen: object, tmp_path: Path
 ) -> None:
     links = [*(glance.BEGUN + name for name in begun), *(f"{glance.WANTS}/{name}" for name in enabled)]
-    links += [f"{glance.UNIT_FOLDERS[3 if name == SWAP else 0]}/{name}" for name in there]
+    links += [f"{'run/systemd/transient' if name == SWAP else 'etc/systemd/system'}/{name}" for name in there]
     for link in links:
         path = tmp_path / link
         path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to("/nowhere")
         os.utime(path, (5, 5), follow_symlinks=False)
-    assert glance.active(UNITS, servers, f"{tmp_path}/") == seen
+    assert glance.running(["main"], {SERVER} if serves else set(), f"{tmp_path}/") == seen
 
 
 def test_what_runs_is_judged_as_the_agent_judges_it(world: World) -> None:
-    (instance,) = glanced({**look(world), "units": ACTIVE}).instances
-    assert (instance.unit_state, instance.main_pid, instance.unit_since, instance.member) == (
-        "active",
-        7,
-        5.0,
-        "disabled",
-    )
+    (instance,) = glanced({**look(world), "units": {SERVER: 5.0}}).instances
+    assert (instance.unit_state, instance.unit_since, instance.member) == ("active", 5.0, "disabled")
+    (instance,) = glanced({**look(world), "units": {SERVER: 5.0, KEEPER: 5.0}}).instances
+    assert (instance.unit_intact, instance.member) == (True, "active")
     (instance,) = glanced({**look(world), "units": {}}).instances
-    assert (instance.unit_state, instance.main_pid, instance.unit_since) == ("absent", None, None)
+    assert (instance.unit_state, instance.unit_since, instance.unit_intact) == ("absent", None, False)
 
 
 def test_hardly_a_module_is_loaded() -> None:

@@ -46,7 +46,8 @@ def lay_out_process(row: dict[str, Any], sockets: list[str], folder: Path) -> No
     numbers = [
         row["parent"],
         row.get("group", row["pid"]),
-        *[0] * 14,
+        row.get("session", 0),
+        *[0] * 13,
         row.get("threads", 1),
         0,
         row.get("started", row["pid"]),

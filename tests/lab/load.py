@@ -27,13 +27,14 @@ class Asked:
 
 @dataclass
 class Load:
-    """So many users at once, each asking for so many tokens, over and over."""
+    """So many users at once, each asking for so many tokens over and over. pause: seconds to read an answer."""
 
     address: str
     port: int
     model: str
     users: int = 6
     tokens: int = 300
+    pause: float = 0
     asked: list[Asked] = field(default_factory=list)
     ends: bool = False
 
@@ -65,6 +66,7 @@ class Load:
             except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
                 fault = f"{type(error).__name__}: {error}"
             self.asked.append(Asked(ask.__name__, begin, time.time(), fault))
+            time.sleep(self.pause)
 
     def _whole(self, prompt: str) -> str:
         answer = json.loads(self._post("/v1/completions", {**self._body, "prompt": prompt}))

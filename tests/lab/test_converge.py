@@ -52,7 +52,7 @@ def test_the_same_command_twice_changes_nothing_and_costs_one_remote_command(pro
     assert told
     (ours,), (its,) = seen.instances, told.instances
     assert (ours.unit_since or 0) == pytest.approx(its.unit_since, abs=5)  # one since it starts, one since it runs
-    its = replace(its, unit_since=ours.unit_since)
+    its = replace(its, unit_since=ours.unit_since, main_pid=None)
     assert seen == replace(told, instances=(its,)), "what is seen at a glance is what the agent says"
 
     changed, asked = asking(host, lambda: project.deploy("--profile", "triton", "-y"))
