@@ -103,6 +103,9 @@ def test_bytecode_beside_the_agent_is_taken_if_it_is_of_this_agent_and_sound(tmp
     digest, short, bytecode = sorted(set(tmp_path.iterdir()) - {path}, key=lambda each: each.suffix)  # the old are gone
     assert digest.name == path.name + glance.DIGEST
     assert "running" in runpy.run_path(str(short))
+    short.write_bytes(short.read_bytes()[:-100])  # as after a power cut: it fails, and the glance goes by its source
+    done = subprocess.run([sys.executable, "-IS", short, "main", "", "{}"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
     assert loaded_from(path) == bytecode
     whole = bytecode.read_bytes()
     bytecode.write_bytes(whole[: len(whole) // 2])  # as after a power cut
@@ -125,6 +128,9 @@ def test_the_kept_digest_counts_for_the_very_same_file_only(tmp_path: Path) -> N
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert path.stat().st_size == times.st_size
     assert glance.agent(str(path)) == hashlib.blake2b(path.read_bytes()).hexdigest() != digest
+    for torn in (b"", b"\xff", kept.read_bytes()[:140]):
+        kept.write_bytes(torn)
+        assert glance.agent(str(path)) == hashlib.blake2b(path.read_bytes()).hexdigest()
     path.unlink()
     assert glance.agent(str(path)) == ""
 
