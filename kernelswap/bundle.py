@@ -17,12 +17,10 @@ PACKAGE = Path(__file__).parent
 SHARED = (
     "__init__.py",
     "backends.py",
-    "diagnosis.py",
     "ledger.py",
     "measured.py",
     "protocol.py",
     "seal.py",
-    "traces.py",
     "verdict.py",
 )
 

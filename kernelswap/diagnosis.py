@@ -1,8 +1,7 @@
 """Reads samples of GPUs and the benchmark's rates: what limits this server, by which figures, and what to try.
 
 A pure function and never a gate. Thresholds, GPUs, and what each finding means are data: knowledge/diagnosis.json.
-What is not known is not taken for 0, and each phase is judged by itself. Both the controller and the agent import this
-module.
+What is not known is not taken for 0, and each phase is judged by itself.
 """
 
 from __future__ import annotations
@@ -12,9 +11,10 @@ import re
 import statistics
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any
 
 from kernelswap.agent import knowledge
 from kernelswap.measured import BASELINE
@@ -45,20 +45,20 @@ class Finding:
     name: str
     headline: str
     phase: str = ""
-    evidence: Tuple[Figure, ...] = ()
-    next: Tuple[str, ...] = ()
-    alternatives: Tuple[str, ...] = ()
+    evidence: tuple[Figure, ...] = ()
+    next: tuple[str, ...] = ()
+    alternatives: tuple[str, ...] = ()
     source: str = ""
 
 
 def diagnose(
     samples: Sequence[Sample], runs: Sequence[Bench] = (), server: Sequence[ServerSample] = ()
-) -> Tuple[Finding, ...]:
+) -> tuple[Finding, ...]:
     """The findings, the one to look at first in front; never none. Phases without load are left out where others are.
 
     runs: the benchmark's, in any order; each belongs to the phase that it names, or whose time or concurrency is its.
     """
-    loads = _loads(samples, runs, server)
+    loads = _beside_known_good(_loads(samples, runs, server))
     if not loads:
         return (_finding("unknown", "no samples"),)
     most = max((load.concurrency or 0 for load in loads), default=0)
@@ -70,12 +70,39 @@ def diagnose(
     return tuple(item[-1] for item in sorted(ranked, key=lambda item: item[:-1]))
 
 
+def apart(samples: Sequence[Sample], server: Sequence[ServerSample]) -> bool:
+    """Whether the server's counters are of another time than the samples, so that they say nothing of them.
+
+    Times without a date or of another time zone cannot be told from others, so that less than a day apart is not.
+    """
+    if not samples or not server or not (_dated(samples[0].time) and _dated(server[0].time)):
+        return False
+    begin, end = min(sample.time for sample in samples), max(sample.time for sample in samples)
+    return all(item.time < begin - _DAY or item.time > end + _DAY for item in server)
+
+
+_DAY = 86400.0
+
+
+def _dated(at: float) -> bool:
+    """Whether a time is of the epoch, not a file's own count of seconds or a time of day."""
+    return at > 1e8
+
+
+def _beside_known_good(loads: Sequence[_Load]) -> list[_Load]:
+    before = {load.concurrency: load.tokens for load in loads if load.phase.startswith(BASELINE) and load.concurrency}
+    return [
+        load if load.phase.startswith(BASELINE) else replace(load, before=before.get(load.concurrency or 0))
+        for load in loads
+    ]
+
+
 # What is known.
 
 
 @cache
-def _table() -> Dict[str, Any]:
-    table: Dict[str, Any] = json.loads(knowledge.read("diagnosis.json"))
+def _table() -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(knowledge.read("diagnosis.json"))
     return table
 
 
@@ -90,11 +117,17 @@ def _limit(name: str) -> float:
     return float(_table()["thresholds"][name]["value"])
 
 
-def _sku(name: str) -> Dict[str, Any]:
-    return next((row for row in _table()["skus"] if row["match"].lower() in name.lower()), {})
+@cache
+def _sku(name: str) -> dict[str, Any]:
+    """What is known of a card by its name: a GH200 is no H200."""
+
+    def named(words: str) -> bool:
+        return re.search(rf"(?<![a-z0-9]){re.escape(words)}(?![a-z0-9])", name, re.IGNORECASE) is not None
+
+    return next((row for row in _table()["skus"] if named(row["match"])), {})
 
 
-def _finding(name: str, detail: str, evidence: Iterable[Optional[Figure]] = (), phase: str = "") -> Finding:
+def _finding(name: str, detail: str, evidence: Iterable[Figure | None] = (), phase: str = "") -> Finding:
     row = next(row for row in _table()["findings"] if row["name"] == name)
     figures = tuple(figure for figure in evidence if figure)
     headline = f"{row['what']}: {detail}"
@@ -112,43 +145,44 @@ class _Card:
     gpu: str
     count: int
     name: str
-    mean: Optional[float]
+    mean: float | None
     gaps: float
-    at: Dict[str, Optional[float]]
-    heat: Optional[float]
-    held: Optional[float]
-    other: Optional[float]
+    at: dict[str, float | None]
+    heat: float | None
+    held: float | None
+    other: float | None
 
     @property
-    def sku(self) -> Dict[str, Any]:
+    def sku(self) -> dict[str, Any]:
         return _sku(self.name)
 
     @property
-    def power(self) -> Optional[float]:
+    def power(self) -> float | None:
         """Share of the power limit; the card's own limit where the enforced one is not known."""
         return _ratio(self.at["power"], self.at["power_limit"] or self.sku.get("power_limit"))
 
     @property
-    def clock(self) -> Optional[float]:
+    def clock(self) -> float | None:
         """Share of the maximum, or of the card's boost clock where NVML tells a maximum that no work reaches."""
         top = self.at["sm_clock_max"]
         return _ratio(self.at["sm_clock"], min(top, self.sku.get("boost", top)) if top else None)
 
     @property
-    def memory_clock(self) -> Optional[float]:
+    def memory_clock(self) -> float | None:
         return _ratio(self.at["memory_clock"], self.at["memory_clock_max"])
 
     @property
-    def used(self) -> Optional[float]:
-        return _ratio(self.at["memory_used"], self.at["memory_total"] or self.sku.get("memory"))
+    def used(self) -> float | None:
+        share = _ratio(self.at["memory_used"], self.at["memory_total"] or self.sku.get("memory"))
+        return share if share is None or share <= 1.05 else None  # a file of mixed units
 
     @property
-    def transfer(self) -> Optional[float]:
+    def transfer(self) -> float | None:
         """MB/s over PCIe in the fuller direction."""
         return max((rate for rate in (self.at["pcie_rx"], self.at["pcie_tx"]) if rate is not None), default=None)
 
     @property
-    def link(self) -> Optional[float]:
+    def link(self) -> float | None:
         """MB/s that its PCIe link carries in one direction."""
         lane = _table()["pcie"]["lane"].get(f"{self.at['pcie_gen'] or 0:.0f}")
         return lane * self.at["pcie_width"] if lane and self.at["pcie_width"] else None
@@ -156,7 +190,9 @@ class _Card:
     @property
     def heated(self) -> bool:
         """Heat holds its clocks down: so NVML says, or it is hot and slow and NVML says no other reason."""
-        if self.heat is not None and self.heat >= _limit("capped"):
+        if self.heat is not None and self.heat >= (
+            _limit("heated") if (self.held or 0) < _limit("capped") else _limit("capped")
+        ):
             return True
         hot = (self.at["temperature"] or 0) >= _limit("hot")
         slow = self.clock is not None and self.clock < _limit("clocks") and not self.limited
@@ -164,40 +200,45 @@ class _Card:
 
     @property
     def limited(self) -> bool:
-        """Power holds it: so NVML says, or it draws all that it may."""
+        """Power holds it: so NVML says, or it draws all that it may and NVML says nothing, or the clocks are down."""
         if self.held is not None and self.held >= _limit("capped"):
             return True
-        return self.power is not None and self.power >= _limit("at_limit")
+        free = self.held is not None and self.clock is not None and self.clock >= _limit("clocks")
+        return self.power is not None and self.power >= _limit("at_limit") and not free
 
 
 @dataclass(frozen=True)
 class _Load:
     """One phase under load: its samples without ramp, tail and pauses, what each GPU did, and what came of it.
 
-    tokens: output tokens per second, 0 if none came; None if it is not known. kind: prefill, decode, or "".
+    tokens: output tokens per second, 0 if none came; None if it is not known. counted_only: they are the server's word,
+    which stands still when the server does. kind: prefill, decode, or "". before:
+    the tokens of the known-good at the same concurrency, where it was measured too.
     """
 
     phase: str
-    samples: Tuple[Sample, ...]
-    cards: Tuple[_Card, ...]
-    runs: Tuple[Bench, ...]
-    server: Tuple[ServerSample, ...]
+    samples: tuple[Sample, ...]
+    cards: tuple[_Card, ...]
+    runs: tuple[Bench, ...]
+    server: tuple[ServerSample, ...]
     seconds: float
-    concurrency: Optional[float]
-    tokens: Optional[float]
+    concurrency: float | None
+    tokens: float | None
+    counted_only: bool
     kind: str
+    before: float | None = None
 
-    def over(self, what: Callable[[_Card], Optional[float]]) -> Optional[float]:
+    def over(self, what: Callable[[_Card], float | None]) -> float | None:
         """The median over the GPUs of what is known of them."""
         return _median(what(card) for card in self.cards)
 
-    def at(self, field: str) -> Optional[float]:
+    def at(self, field: str) -> float | None:
         return self.over(lambda card: card.at[field])
 
     def share(self, holds: Callable[[_Card], bool]) -> float:
         return sum(map(holds, self.cards)) / len(self.cards)
 
-    def counted(self, field: str) -> Optional[float]:
+    def counted(self, field: str) -> float | None:
         """The median of one of the server's counters."""
         return _median(getattr(sample, field) for sample in self.server)
 
@@ -226,8 +267,10 @@ class _Load:
         return known[len(known) // 2] if known else Bench()
 
 
-def _loads(samples: Sequence[Sample], runs: Sequence[Bench], server: Sequence[ServerSample]) -> List[_Load]:
-    pieces = _pieces(_named(samples, runs))
+def _loads(samples: Sequence[Sample], runs: Sequence[Bench], server: Sequence[ServerSample]) -> list[_Load]:
+    if apart(samples, server):
+        server = ()
+    pieces = _pieces(_named(samples, runs), [item.time for item in server if item.running])
     quiet = re.compile(_table()["quiet"])
     loud = {phase: found for phase, found in pieces.items() if not quiet.match(phase)}
     loads = [_load(phase, found, runs, server, alone=len(loud) == 1) for phase, found in (loud or pieces).items()]
@@ -238,7 +281,7 @@ def _loads(samples: Sequence[Sample], runs: Sequence[Bench], server: Sequence[Se
     return worked or loads
 
 
-def _named(samples: Sequence[Sample], runs: Sequence[Bench]) -> List[Sample]:
+def _named(samples: Sequence[Sample], runs: Sequence[Bench]) -> list[Sample]:
     """In order of time; where the file names no phase, named by the runs whose times are known."""
     ordered = sorted(samples, key=lambda sample: sample.time)
     timed = [run for run in runs if run.started is not None and run.ended is not None]
@@ -253,23 +296,24 @@ def _named(samples: Sequence[Sample], runs: Sequence[Bench]) -> List[Sample]:
     return named if any(sample.phase != "between" for sample in named) else ordered
 
 
-def _pieces(samples: Sequence[Sample]) -> Dict[str, List[Sample]]:
-    """The samples of each phase: repetitions (`run c=64 2/3`) together, each without what is no load."""
-    turns: List[List[Sample]] = []
+def _pieces(samples: Sequence[Sample], asked: Sequence[float]) -> dict[str, list[Sample]]:
+    """The samples of each phase: repetitions (`run c=64 2/3`) together, each without what is no load. asked: when
+    requests were running."""
+    turns: list[list[Sample]] = []
     for sample in samples:
         if not turns or turns[-1][-1].phase != sample.phase:
             turns.append([])
         turns[-1].append(sample)
-    pieces: Dict[str, List[Sample]] = {}
+    pieces: dict[str, list[Sample]] = {}
     for turn in turns:
         name = re.sub(r"[\s,#]*\d+\s*(?:/|of)\s*\d+\s*$", "", turn[0].phase)
-        pieces.setdefault(name, []).extend(_under_load(turn))
+        pieces.setdefault(name, []).extend(_under_load(turn, asked))
     return pieces
 
 
-def _under_load(samples: List[Sample]) -> List[Sample]:
+def _under_load(samples: list[Sample], asked: Sequence[float]) -> list[Sample]:
     """Without ramp, tail and pauses: between the first and the last moment at which a GPU works as hard as it does in
-    this phase. All of them where nothing works or utilisation is not known."""
+    this phase. All of them where nothing works or utilisation is not known. What rests with a request is no pause."""
     known = [sample.utilization for sample in samples if sample.utilization is not None]
     if not known or max(known) < _limit("active"):
         return samples
@@ -280,7 +324,11 @@ def _under_load(samples: List[Sample]) -> List[Sample]:
     usual = _median(after - before for before, after in _pairs(times)) or 0
     active = sorted({sample.time for sample in samples if (sample.utilization or 0) >= _limit("active")})
     patience = max(_limit("pause"), 4 * usual)
-    pauses = [(before, after) for before, after in _pairs(active) if after - before > patience]
+    pauses = [
+        (before, after)
+        for before, after in _pairs(active)
+        if after - before > patience and not any(before < at < after for at in asked)
+    ]
     kept = [
         sample
         for sample in samples
@@ -294,7 +342,7 @@ def _under_load(samples: List[Sample]) -> List[Sample]:
     return samples if little and statistics.fmean(known) < _limit("active") else kept
 
 
-def _pairs(times: Sequence[float]) -> Iterator[Tuple[float, float]]:
+def _pairs(times: Sequence[float]) -> Iterator[tuple[float, float]]:
     """Each moment with the next one."""
     for number in range(1, len(times)):
         yield times[number - 1], times[number]
@@ -309,16 +357,19 @@ def _load(
     mine = _runs_of(phase, concurrency, (begin, end), runs, alone)
     concurrency = concurrency or _median(run.concurrency for run in mine)
     counted = tuple(item for item in server if begin <= item.time <= end) or (tuple(server) if alone else ())
-    tokens = _tokens(mine, counted)
+    kind = _kind(phase, mine)
+    tokens, by_server = _tokens(mine, counted)
+    if by_server and kind == "prefill":
+        tokens = tokens or None  # the server counts what is generated, which a long prefill has not begun
     own = _without_idle_half(samples) if tokens != 0 else samples
     return _Load(
-        phase, tuple(own), _cards(own), mine, counted, end - begin, concurrency, tokens, _kind(phase, mine)
+        phase, tuple(own), _cards(own), mine, counted, end - begin, concurrency, tokens, by_server, kind
     )  # fmt: skip
 
 
 def _runs_of(
-    phase: str, concurrency: Optional[float], span: Tuple[float, float], runs: Sequence[Bench], alone: bool
-) -> Tuple[Bench, ...]:
+    phase: str, concurrency: float | None, span: tuple[float, float], runs: Sequence[Bench], alone: bool
+) -> tuple[Bench, ...]:
     """The runs of a phase: those that name it, else of its time, else of its concurrency, else all if it is the only
     phase; of several concurrencies then the highest's."""
 
@@ -339,12 +390,12 @@ def _runs_of(
     return tuple(run for run in runs if (run.concurrency or 0) == most)
 
 
-def _tokens(runs: Sequence[Bench], server: Sequence[ServerSample]) -> Optional[float]:
+def _tokens(runs: Sequence[Bench], server: Sequence[ServerSample]) -> tuple[float | None, bool]:
+    """Output tokens per second, and whether only the server says so."""
     rates = [0.0 if run.completed == 0 else run.output_tok_s for run in runs]
     if any(rate is not None for rate in rates):
-        return _median(rates)
-    made = [item.gen_throughput for item in server if item.gen_throughput is not None]
-    return _median(made) if made else None
+        return _median(rates), False
+    return _median(item.gen_throughput for item in server), True
 
 
 def _kind(phase: str, runs: Sequence[Bench]) -> str:
@@ -358,9 +409,9 @@ def _kind(phase: str, runs: Sequence[Bench]) -> str:
     return "decode" if first <= 0.3 else "prefill" if first >= 0.7 else ""
 
 
-def _cards(samples: Sequence[Sample]) -> Tuple[_Card, ...]:
+def _cards(samples: Sequence[Sample]) -> tuple[_Card, ...]:
     """The GPUs that take part: one without work and without memory in use is another's, or nobody's."""
-    apart: Dict[str, List[Sample]] = {}
+    apart: dict[str, list[Sample]] = {}
     for sample in samples:
         apart.setdefault(sample.gpu, []).append(sample)
     cards = [_card(gpu, found) for gpu, found in apart.items()]
@@ -391,10 +442,10 @@ def _card(gpu: str, samples: Sequence[Sample]) -> _Card:
     hot = (_median(sample.temperature for sample in samples) or 0) >= _limit("hot")
     heat, held = (_HEAT | _SLOWDOWN, _NO_POWER) if hot else (_HEAT, _NO_POWER | _SLOWDOWN)
 
-    def said(bits: int) -> Optional[float]:
+    def said(bits: int) -> float | None:
         # One bit of heat explains a slowdown of the hardware, so that it is not counted for power as well.
         found = [mask & ~_SLOWDOWN if mask & _HEAT and not bits & _HEAT else mask for mask in reasons]
-        return sum(bool(mask & bits) for mask in found) / len(found) if found else None
+        return sum(bool(mask & bits) for mask in found) / len(found) if 2 * len(found) >= len(samples) else None
 
     return _Card(
         gpu, len(samples), next((sample.name for sample in samples if sample.name), ""),
@@ -405,12 +456,12 @@ def _card(gpu: str, samples: Sequence[Sample]) -> _Card:
     )  # fmt: skip
 
 
-def _median(values: Iterable[Optional[float]]) -> Optional[float]:
+def _median(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
 
-def _ratio(part: Optional[float], whole: Optional[float]) -> Optional[float]:
+def _ratio(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None
 
 
@@ -425,15 +476,21 @@ def _judge(load: _Load) -> Iterator[Finding]:
         )
         yield _finding("unknown", detail, (), load.phase)
         return
-    found: List[Finding] = []
+    found: list[Finding] = []
     for name, rule in _RULES.items():
         said = rule(load)
-        if said and not (found and name in _SOUND):
+        if said and not (found and name in _SOUND) and not _contradicts(name, found):
             found.append(_finding(name, said[0], (*said[1], *_figures(load)), load.phase))
     yield from found or [_otherwise(load)]
 
 
-_Said = Optional[Tuple[str, Tuple[Figure, ...]]]
+def _contradicts(name: str, found: Sequence[Finding]) -> bool:
+    """Where nothing moves, clocks are down or a link is full, kernels are not what is to be looked at."""
+    others = ("hang", "clocks-down", "transfer-bound")
+    return name == "busy-not-loaded" and any(finding.name in others for finding in found)
+
+
+_Said = tuple[str, tuple[Figure, ...]] | None
 
 
 def _hang(load: _Load) -> _Said:
@@ -445,9 +502,31 @@ def _hang(load: _Load) -> _Said:
     if no_tokens and (level >= _limit("busy") or pending):
         wedged = (load.over(lambda card: card.used) or 1) < 0.02
         return f"{level:.0f} % utilisation, 0 tokens/s{', and nothing in their memory' if wedged else ''}", ()
-    if load.tokens is None and level >= _limit("busy") and _spins(load.samples) and not _dim(load):
+    unproved = load.tokens is None or (load.counted_only and _stands_still(load))
+    if unproved and level >= _limit("busy") and _spins(load.samples) and not _dim(load):
         return f"{level:.0f} % utilisation at {_watts(load)}, without the traffic in memory that tokens need", ()
-    return _stuck(load)
+    return _stuck(load) or _dried_up(load)
+
+
+def _stands_still(load: _Load) -> bool:
+    """Whether the server's rate never changes, as it does when nobody counts any more."""
+    made = [item.gen_throughput for item in load.server if item.gen_throughput is not None]
+    return len(made) >= _limit("samples") and len(set(made)) == 1
+
+
+def _dried_up(load: _Load) -> _Said:
+    """A run that began well and ends without tokens, with requests still running; whatever the GPUs do meanwhile."""
+    if load.kind == "prefill" or not load.samples:
+        return None
+    known = [item for item in load.server if item.gen_throughput is not None and item.running is not None]
+    made = [item for item in known if item.gen_throughput]
+    dry = known[known.index(made[-1]) + 1 :] if made else []
+    lasts = dry[-1].time - dry[0].time if dry else 0.0
+    if len(dry) < 3 or lasts < max(_limit("stuck"), 0.15 * load.seconds) or not all(item.running for item in dry):
+        return None
+    rate, running = _median(item.gen_throughput for item in made), _median(item.running for item in dry)
+    text = f"0 tokens/s for the last {lasts:.0f} s with {running:.0f} request(s) running, after {rate:.0f} tokens/s"
+    return text, _some(("tokens/s before", rate, ""), ("requests running", running, ""))
 
 
 def _dim(load: _Load) -> bool:
@@ -519,8 +598,9 @@ def _slow_rank(load: _Load) -> _Said:
     if not odd or common or load.share(lambda card: card.heated) >= _limit("capped"):
         return None
     rest = [card for card in load.cards if card not in odd]
-    parts = []
-    figures: List[Figure] = []
+    names = [" and ".join(sorted({card.name for card in cards if card.name})) for cards in (odd, rest)]
+    parts = [f"{names[0]} instead of {names[1]}"] if all(names) and names[0] != names[1] else []
+    figures: list[Figure] = []
     for what, unit, value in (
         ("SM clock", "MHz", lambda card: card.at["sm_clock"]),
         ("power", "W", lambda card: card.at["power"]),
@@ -538,7 +618,7 @@ def _slow_rank(load: _Load) -> _Said:
     return f"{_gpus(odd, load)}: {', '.join(parts) or 'differs'}", tuple(figures)
 
 
-def _odd(load: _Load) -> List[_Card]:
+def _odd(load: _Load) -> list[_Card]:
     """The minority of the GPUs that differs from the others."""
     cards = load.cards
     if len(cards) < 2:
@@ -553,7 +633,7 @@ def _differs(card: _Card, cards: Sequence[_Card], both: bool) -> bool:
     """both: whether more than the others counts as well as less."""
     others = [other for other in cards if other is not card]
 
-    def usual(field: str) -> Optional[float]:
+    def usual(field: str) -> float | None:
         return _median(other.at[field] for other in others)
 
     clock = _ratio(card.at["sm_clock"], usual("sm_clock"))
@@ -562,13 +642,15 @@ def _differs(card: _Card, cards: Sequence[_Card], both: bool) -> bool:
     behind = (theirs - mine) if mine is not None and theirs is not None else 0.0
     apart = _limit("odd_power")
     lanes = _median(other.link for other in others)
-    narrow = card.link is not None and lanes is not None and card.link < _limit("odd_link") * lanes
+    link = _ratio(card.link, lanes)
+    full = card.transfer is None or card.transfer >= _limit("transfer") * (card.link or 0)
+    narrow = link is not None and link < (_limit("odd_link") if full else _limit("odd_link_idle"))
     return (
         (clock is not None and clock < _limit("odd_clock"))
         or (power is not None and (power < 1 - apart or (both and power > 1 + apart)))
         or (abs(behind) if both else behind) >= _limit("odd_utilization")
         or (card.heated and not any(other.heated for other in others))
-        or (narrow and (card.transfer is None or card.transfer >= _limit("transfer") * (card.link or 0)))
+        or narrow
     )
 
 
@@ -580,11 +662,12 @@ def _power_cap(load: _Load) -> _Said:
     if load.waits and share is not None and share < 0.5:
         return None  # most of the time it waits, and meets its limit in between
     own = f", below the card's own {_lowered(load):.0f} W" if _lowered(load) else ""
-    text = f"{_watts(load)}{own}, {_clocks(held)}{', by a power brake' if _braked(load) else ''}"
+    brakes = ", by a power brake" if _braked(load) else ", by a slowdown of the hardware" if _slowed(load) else ""
+    text = f"{_gpus(held, load)} at {_watts(load, held)}{own}, {_clocks(held)}{brakes}"
     return text, _some(("samples held by power", _percent(share), "%"))
 
 
-def _lowered(load: _Load) -> Optional[float]:
+def _lowered(load: _Load) -> float | None:
     """The card's own power limit, where the enforced one is lower."""
     limit, own = load.at("power_limit"), load.over(lambda card: card.sku.get("power_limit"))
     return own if limit and own and limit < 0.95 * own else None
@@ -594,16 +677,24 @@ def _braked(load: _Load) -> bool:
     return any(sample.reasons and sample.reasons & 0x80 for sample in load.samples)
 
 
+def _slowed(load: _Load) -> bool:
+    """Whether the hardware gives its slowdown as the reason and no limit of power beside it."""
+    known = [sample.reasons for sample in load.samples if sample.reasons]
+    return any(mask & _SLOWDOWN for mask in known) and not any(mask & _NO_POWER for mask in known)
+
+
 def _clocks_down(load: _Load) -> _Said:
     if load.share(lambda card: card.heated or card.limited) >= _limit("capped") or not load.works:
         return None
-    low = [("SM", load.over(lambda card: card.clock), load.at("sm_clock"), load.at("sm_clock_max"))]
-    low += [("memory", load.over(lambda card: card.memory_clock), load.at("memory_clock"), load.at("memory_clock_max"))]
-    parts = [
-        f"{what} clock {now:.0f} of {top:.0f} MHz"
-        for what, share, now, top in low
-        if share and share < _limit("clocks")
-    ]
+    alike = [card for card in load.cards if card not in _odd(load)]  # the others are a finding of their own
+    parts = []
+    for what, share, field in (
+        ("SM", _median(card.clock for card in alike), "sm_clock"),
+        ("memory", _median(card.memory_clock for card in alike), "memory_clock"),
+    ):
+        if share and share < _limit("clocks"):
+            now, top = (_median(card.at[name] for card in alike) for name in (field, f"{field}_max"))
+            parts.append(f"{what} clock {now:.0f} of {top:.0f} MHz")
     if not parts:
         return None
     set_by_hand = [sample for sample in load.samples if sample.reasons is not None and sample.reasons & 0x102]
@@ -673,7 +764,8 @@ def _unloaded(load: _Load) -> _Said:
     figures = _some(
         ("a decode step against reading the whole memory once", slow, "times"), ("a decode step", step, "ms")
     )
-    return text + (f"; {_rate(load)}" if load.tokens else ""), figures
+    known_good = f" where the known-good made {load.before:.4g}" if _fell_behind(load) else ""
+    return text + (f"; {_rate(load)}{known_good}" if load.tokens else ""), figures
 
 
 def _decode(load: _Load) -> _Said:
@@ -682,7 +774,9 @@ def _decode(load: _Load) -> _Said:
         return None
     slow, step = _slowness(load)
     because = (
-        f"a step takes {slow:.1f} times as long as reading the whole memory once" if slow else "usual for this GPU"
+        f"a step takes {slow:.1f} times as long as reading the whole memory once"
+        if slow and slow >= _limit("step_least")
+        else "usual for this GPU"
     )
     text = f"{_watts(load)}, {because}" + (f"; {_rate(load)}" if load.tokens else "")
     return text, _some(("a decode step", step, "ms"))
@@ -691,25 +785,31 @@ def _decode(load: _Load) -> _Said:
 def _normal(load: _Load) -> bool:
     """Whether little power is what decoding takes on this GPU.
 
-    With a rate: a step that takes not much longer than reading the memory once is limited by its bandwidth. Without:
-    only in a phase of decoding, in the range that was seen on such a card.
+    With a rate: a step that takes not much longer than reading the memory once is limited by its bandwidth, unless
+    memory is seen to rest. Without, or where a step cannot have read it: only in a phase of decoding, in the range that
+    was seen on such a card. Never where the known-good did better.
     """
-    if load.kind == "prefill":
+    reads = load.at("memory_utilization")
+    if load.kind == "prefill" or _fell_behind(load) or (reads is not None and reads < _limit("idle_memory")):
         return False
     slow, _ = _slowness(load)
-    if slow is not None:
+    if slow is not None and slow >= _limit("step_least"):
         return slow <= _limit("step")
     power = load.over(lambda card: card.power)
     band = _decode_power(load)
     return load.kind == "decode" and band is not None and power is not None and band[0] <= power <= band[1]
 
 
-def _decode_power(load: _Load) -> Optional[Tuple[float, float]]:
+def _fell_behind(load: _Load) -> bool:
+    return bool(load.before and load.tokens is not None and load.tokens < _limit("slower") * load.before)
+
+
+def _decode_power(load: _Load) -> tuple[float, float] | None:
     """The shares of the power limit between which such a card was seen to decode soundly, where that is known."""
     return next((tuple(card.sku["decode_power"]) for card in load.cards if "decode_power" in card.sku), None)
 
 
-def _slowness(load: _Load) -> Tuple[Optional[float], Optional[float]]:
+def _slowness(load: _Load) -> tuple[float | None, float | None]:
     """How many times longer a decode step takes than reading the GPU's memory once; and the step in ms."""
     run = load.run
     by_rate = _ratio(run.concurrency or load.concurrency, load.tokens)
@@ -728,7 +828,7 @@ def _loaded(load: _Load) -> _Said:
     return f"{_text(load.at('utilization'), '%')} utilisation at {_watts(load)}, {_clocks(load.cards)}", ()
 
 
-_RULES: Dict[str, Callable[[_Load], _Said]] = {
+_RULES: dict[str, Callable[[_Load], _Said]] = {
     "hang": _hang,
     "slow-rank": _slow_rank,
     "thermal-cap": _thermal,
@@ -766,7 +866,7 @@ def _otherwise(load: _Load) -> Finding:
 # In words.
 
 
-def _figures(load: _Load) -> Tuple[Figure, ...]:
+def _figures(load: _Load) -> tuple[Figure, ...]:
     run = load.run
     return _some(
         ("GPUs", len(load.cards), ""),
@@ -778,28 +878,45 @@ def _figures(load: _Load) -> Tuple[Figure, ...]:
         ("memory utilisation", load.at("memory_utilization"), "%"),
         ("memory used", _percent(load.over(lambda card: card.used)), "%"),
         ("PCIe", load.over(lambda card: card.transfer), "MB/s"),
+        ("PCIe link, narrowest", _narrowest(load), "MB/s"),
         ("temperature", load.at("temperature"), "°C"),
         ("output", load.tokens, "tokens/s"),
         ("concurrency", load.concurrency, ""),
+        ("requests not completed", _missed(load), ""),
         ("time to first token", run.ttft, "ms"),
         ("between tokens", run.itl, "ms"),
     )
 
 
-def _some(*rows: Tuple[str, Optional[float], str]) -> Tuple[Figure, ...]:
+def _narrowest(load: _Load) -> float | None:
+    """What the narrowest PCIe link carries, where it is not what the others do."""
+    links = sorted(card.link for card in load.cards if card.link)
+    return links[0] if links and links[0] < _limit("odd_link") * statistics.median(links) else None
+
+
+def _missed(load: _Load) -> float | None:
+    """Of the benchmark's requests, those that were not completed; None where that is not known, or is none."""
+    return (
+        sum((run.requests or 0) - run.completed for run in load.runs if run.requests and run.completed is not None)
+        or None
+    )
+
+
+def _some(*rows: tuple[str, float | None, str]) -> tuple[Figure, ...]:
     return tuple(Figure(what, value, unit) for what, value, unit in rows if value is not None)
 
 
-def _percent(share: Optional[float]) -> Optional[float]:
+def _percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
-def _text(value: Optional[float], unit: str) -> str:
+def _text(value: float | None, unit: str) -> str:
     return "unknown" if value is None else f"{value:.0f} {unit}"
 
 
-def _watts(load: _Load) -> str:
-    power, share = load.at("power"), load.over(lambda card: card.power)
+def _watts(load: _Load, cards: Sequence[_Card] = ()) -> str:
+    power = _median(card.at["power"] for card in cards or load.cards)
+    share = _median(card.power for card in cards or load.cards)
     if power is None:
         return "power not known"
     return f"{power:.0f} of {power / share:.0f} W ({100 * share:.0f} %)" if share else f"{power:.0f} W"
@@ -815,7 +932,7 @@ def _clocks(cards: Sequence[_Card]) -> str:
 def _gpus(cards: Sequence[_Card], load: _Load) -> str:
     if len(cards) == len(load.cards):
         return "all GPUs" if len(cards) > 1 else f"GPU {cards[0].gpu}"
-    named = ", ".join(card.gpu for card in cards)
+    named = ", ".join(sorted((card.gpu for card in cards), key=lambda gpu: (len(gpu), gpu)))
     return f"GPU {named} of {len(load.cards)}" if len(cards) == 1 else f"GPUs {named} of {len(load.cards)}"
 
 

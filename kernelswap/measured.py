@@ -12,13 +12,41 @@ THROUGHPUT_FILE = "throughput.json"
 DRIFT_FILE = "drift.json"
 DRIFT_REFERENCE_FILE = "drift-reference.json"
 ACCURACY_FILE = "accuracy.json"
-GPU_FILE = "gpu.csv"  # see traces.GPU_COLUMNS
-METRICS_FILE = "metrics.csv"  # SGLang's own counters, see traces.SERVER_COLUMNS
+GPU_FILE = "gpu.csv"  # see GPU_COLUMNS
+METRICS_FILE = "metrics.csv"  # SGLang's own counters, see SERVER_COLUMNS
 SMOKE_FILE = "smoke.json"
 INSTALLED_FILE = "installed.json"
 KEPT = (SMOKE_FILE, DRIFT_REFERENCE_FILE, ACCURACY_FILE, THROUGHPUT_FILE)  # of the evidence, with each commit
 BENCH_FILE = "bench.jsonl"  # the benchmark's own lines, numbers only
 BASELINE = "baseline "  # how the phases of the known-good begin, where it was measured before its stop
+
+# The columns of gpu.csv are nvidia-smi's where it has one, so that whoever reads its files reads ours.
+GPU_COLUMNS = {
+    "time": "time",
+    "phase": "phase",
+    "index": "index",
+    "uuid": "uuid",
+    "name": "name",
+    "utilization": "utilization.gpu [%]",
+    "memory_utilization": "utilization.memory [%]",
+    "power": "power.draw [W]",
+    "power_limit": "enforced.power.limit [W]",
+    "sm_clock": "clocks.sm [MHz]",
+    "sm_clock_max": "clocks.max.sm [MHz]",
+    "memory_clock": "clocks.mem [MHz]",
+    "memory_clock_max": "clocks.max.mem [MHz]",
+    "reasons": "clocks_event_reasons.active",
+    "memory_used": "memory.used [MiB]",
+    "memory_total": "memory.total [MiB]",
+    "pcie_rx": "pcie.rx [MB/s]",
+    "pcie_tx": "pcie.tx [MB/s]",
+    "pcie_gen": "pcie.link.gen.current",
+    "pcie_width": "pcie.link.width.current",
+    "temperature": "temperature.gpu",
+}
+SERVER_COLUMNS = (
+    "time", "phase", "running", "queued", "token_usage", "cache_hit_rate", "gen_throughput", "spec_accept_length",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """What was sampled of GPUs and of the server, and what the benchmark said, read from files of many makers.
 
 GPU samples come as CSV: our own, that of `nvidia-smi --query-gpu ... --format=csv` and of `nvidia-smi dmon`, or any
-whose columns have names that knowledge/diagnosis.json knows. What is not known is None, never 0. Both the controller
-and the agent import this module.
+whose columns have names that knowledge/diagnosis.json knows. What is not known is None, never 0.
 """
 
 from __future__ import annotations
@@ -12,40 +11,15 @@ import json
 import math
 import re
 import statistics
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from itertools import pairwise
+from typing import Any
 
 from kernelswap.agent import knowledge
-
-# The columns of gpu.csv are nvidia-smi's where it has one, so that whoever reads its files reads ours.
-GPU_COLUMNS = {
-    "time": "time",
-    "phase": "phase",
-    "index": "index",
-    "uuid": "uuid",
-    "name": "name",
-    "utilization": "utilization.gpu [%]",
-    "memory_utilization": "utilization.memory [%]",
-    "power": "power.draw [W]",
-    "power_limit": "enforced.power.limit [W]",
-    "sm_clock": "clocks.sm [MHz]",
-    "sm_clock_max": "clocks.max.sm [MHz]",
-    "memory_clock": "clocks.mem [MHz]",
-    "memory_clock_max": "clocks.max.mem [MHz]",
-    "reasons": "clocks_event_reasons.active",
-    "memory_used": "memory.used [MiB]",
-    "memory_total": "memory.total [MiB]",
-    "pcie_rx": "pcie.rx [MB/s]",
-    "pcie_tx": "pcie.tx [MB/s]",
-    "pcie_gen": "pcie.link.gen.current",
-    "pcie_width": "pcie.link.width.current",
-    "temperature": "temperature.gpu",
-}
-SERVER_COLUMNS = (
-    "time", "phase", "running", "queued", "token_usage", "cache_hit_rate", "gen_throughput", "spec_accept_length",
-)  # fmt: skip
+from kernelswap.measured import GPU_COLUMNS, SERVER_COLUMNS
 
 
 @dataclass(frozen=True)
@@ -60,22 +34,22 @@ class Sample:
     gpu: str
     phase: str = ""
     name: str = ""
-    utilization: Optional[float] = None
-    memory_utilization: Optional[float] = None
-    power: Optional[float] = None
-    power_limit: Optional[float] = None
-    sm_clock: Optional[float] = None
-    sm_clock_max: Optional[float] = None
-    memory_clock: Optional[float] = None
-    memory_clock_max: Optional[float] = None
-    reasons: Optional[int] = None
-    memory_used: Optional[float] = None
-    memory_total: Optional[float] = None
-    pcie_rx: Optional[float] = None
-    pcie_tx: Optional[float] = None
-    pcie_gen: Optional[float] = None
-    pcie_width: Optional[float] = None
-    temperature: Optional[float] = None
+    utilization: float | None = None
+    memory_utilization: float | None = None
+    power: float | None = None
+    power_limit: float | None = None
+    sm_clock: float | None = None
+    sm_clock_max: float | None = None
+    memory_clock: float | None = None
+    memory_clock_max: float | None = None
+    reasons: int | None = None
+    memory_used: float | None = None
+    memory_total: float | None = None
+    pcie_rx: float | None = None
+    pcie_tx: float | None = None
+    pcie_gen: float | None = None
+    pcie_width: float | None = None
+    temperature: float | None = None
 
 
 @dataclass(frozen=True)
@@ -84,12 +58,12 @@ class ServerSample:
 
     time: float
     phase: str = ""
-    running: Optional[float] = None
-    queued: Optional[float] = None
-    token_usage: Optional[float] = None
-    cache_hit_rate: Optional[float] = None
-    gen_throughput: Optional[float] = None
-    spec_accept_length: Optional[float] = None
+    running: float | None = None
+    queued: float | None = None
+    token_usage: float | None = None
+    cache_hit_rate: float | None = None
+    gen_throughput: float | None = None
+    spec_accept_length: float | None = None
 
 
 @dataclass(frozen=True)
@@ -100,56 +74,66 @@ class Bench:
     medians in ms; accept_length: tokens per step of speculative decoding; started, ended: seconds of the epoch.
     """
 
-    output_tok_s: Optional[float] = None
-    concurrency: Optional[float] = None
-    requests: Optional[float] = None
-    completed: Optional[float] = None
-    input_tokens: Optional[float] = None
-    output_tokens: Optional[float] = None
-    ttft: Optional[float] = None
-    itl: Optional[float] = None
-    e2e: Optional[float] = None
-    accept_length: Optional[float] = None
+    output_tok_s: float | None = None
+    concurrency: float | None = None
+    requests: float | None = None
+    completed: float | None = None
+    input_tokens: float | None = None
+    output_tokens: float | None = None
+    ttft: float | None = None
+    itl: float | None = None
+    e2e: float | None = None
+    accept_length: float | None = None
     phase: str = ""
-    started: Optional[float] = None
-    ended: Optional[float] = None
+    started: float | None = None
+    ended: float | None = None
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What a file of samples holds. server: where the same file has the server's counters. notes: what is wrong with
-    the file and what was made of it, a line each."""
+    """What a file holds: a file of GPU samples may have the server's counters too. notes: what is wrong with the file
+    and what was made of it, a line each."""
 
-    samples: Tuple[Sample, ...] = ()
-    server: Tuple[ServerSample, ...] = ()
-    notes: Tuple[str, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    server: tuple[ServerSample, ...] = ()
+    runs: tuple[Bench, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class Unreadable(ValueError):
-    """The file holds nothing of what it should; the text says what is missing."""
+    """The file holds nothing of what it should. what is missing, and todo: what to do about it."""
+
+    def __init__(self, what: str, todo: str) -> None:
+        super().__init__(f"{what}; {todo}")
+        self.what = what
+        self.todo = todo
+
+
+SAMPLE = "sample with `nvidia-smi --query-gpu=timestamp,index,utilization.gpu,... --format=csv -lms 500`"
 
 
 def read_gpus(text: str) -> Trace:
     """The samples of a CSV file. Raises Unreadable where no column is known, or no row can be read."""
     rows = _rows(text)
-    header = next(rows, None)
-    columns = _columns(header or [])
+    header = next(rows, [])
+    columns = _columns(header)
+    if not header:
+        raise Unreadable("the file is empty", SAMPLE)
     if not set(columns) & _MEASURES:
-        found = ", ".join(header or []) or "an empty file"
-        raise Unreadable(
-            f"no column of a GPU's utilisation, power or clocks: {found[:200]}: a first line must name them, "
-            "as that of `nvidia-smi --format=csv` without `noheader`"
-        )
+        found = f"no column of a GPU's utilisation, power or clocks, but {', '.join(header)[:200]}"
+        raise Unreadable(found, "let the first line name them, as `nvidia-smi --format=csv` does without `noheader`")
     table = [row for row in rows if row != header]
     cells = {field: [row[at] if at < len(row) else "" for row in table] for field, (at, _) in columns.items()}
     values = {field: _numbers(field, columns[field][1], cells[field]) for field in cells if field not in _WORDS}
-    values["reasons"] = _all_reasons(header or [], table, cells.get("reasons"))
+    values["reasons"] = _all_reasons(header, table, cells.get("reasons"))
     times = _times(cells.get("time"), cells.get("index") or cells.get("uuid"), len(table))
-    samples: List[Sample] = []
-    server: Dict[float, ServerSample] = {}
+    samples: list[Sample] = []
+    server: dict[float, ServerSample] = {}
+    mute: dict[int, list[str]] = {}  # rows that say nothing, by number
     for number, at in enumerate(times):
         row = {field: column[number] for field, column in values.items()}
         if at is None or all(value is None for value in row.values()):
+            mute[number] = table[number]
             continue
         words = {field: cells[field][number].strip() for field in _WORDS if field in cells}
         gpu = words.get("index") or words.get("uuid") or "0"
@@ -159,22 +143,28 @@ def read_gpus(text: str) -> Trace:
             server[at] = ServerSample(at, phase, **seen)
         samples.append(Sample(at, gpu, phase, words.get("name", ""), **row))  # type: ignore[arg-type]
     if not table:
-        raise Unreadable("a header and no row below it: did the sampler run?")
+        raise Unreadable("a header and no row below it", "see why the sampler did not run, and sample again")
     if all(at is None for at in times):
-        raise Unreadable(f"no time can be read, as {cells['time'][0][:40]!r}: seconds or ISO 8601 are")
+        raise Unreadable(f"no time can be read, as {cells['time'][0][:40]!r}", "write seconds or ISO 8601")
     if not samples:
-        raise Unreadable(f"{len(table)} rows and no number in them, as {', '.join(table[0])[:200]}: sample again")
-    return Trace(tuple(samples), tuple(server.values()), tuple(_notes(columns, cells, samples, len(table))))
+        raise Unreadable(f"{len(table)} rows and no number in them, as {', '.join(table[0])[:200]}", SAMPLE)
+    notes = [
+        *_odd_rows(list(mute.values()), len(table)),
+        *_odd_columns(header, columns, cells, values, mute),
+        *_gaps(samples),
+    ]
+    return Trace(tuple(samples), tuple(server.values()), notes=(*notes, *_lacks(columns, cells, samples)))
 
 
-def read_server(text: str) -> Tuple[ServerSample, ...]:
+def read_server(text: str) -> Trace:
     """The samples of a metrics.csv. Raises Unreadable."""
     rows = _rows(text)
     header = next(rows, [])
     known = {field: at for field, (at, _) in _columns(header).items()}
     where = {name: header.index(name) if name in header else known.get(name) for name in SERVER_COLUMNS}
     if all(where[name] is None for name in SERVER_COLUMNS[2:]):
-        raise Unreadable(f"none of the columns {', '.join(SERVER_COLUMNS[2:])}")
+        what = f"none of the columns {', '.join(SERVER_COLUMNS[2:])}"
+        raise Unreadable(what, "give the metrics.csv of a swap, or name its columns so")
     found = []
     for row in rows:
         named = {name: row[at] for name, at in where.items() if at is not None and at < len(row)}
@@ -182,17 +172,19 @@ def read_server(text: str) -> Tuple[ServerSample, ...]:
         values = {name: _number(named.get(name, "")) for name in SERVER_COLUMNS[2:]}
         if at is not None:
             found.append(ServerSample(at, named.get("phase", ""), **values))
-    return tuple(found)
+    return Trace(server=tuple(found), notes=() if found else ("no row with a time and a number",))
 
 
-def read_bench(text: str) -> Tuple[Bench, ...]:
+def read_bench(text: str) -> Trace:
     """The runs that SGLang's benchmark wrote, one JSON object a line or one for the whole file; lines that are none
     are left out. Raises Unreadable if no line is one."""
-    found = [_bench(item) for item in _objects(text) if isinstance(item, dict)]
+    found = [_bench(item) if isinstance(item, dict) else Bench() for item in _objects(text)]
     runs = tuple(run for run in found if run != Bench())
     if text.strip() and not runs:
-        raise Unreadable("no line is a result of the benchmark: a JSON object with `output_throughput`")
-    return runs
+        what = "no line is a result of the benchmark, a JSON object with the number `output_throughput`"
+        raise Unreadable(what, "give the file that SGLang's benchmark writes with `--output-file`")
+    lost = len(found) - len(runs)
+    return Trace(runs=runs, notes=(f"{lost} of {len(found)} lines are no results and are left out",) if lost else ())
 
 
 def _objects(text: str) -> Iterator[Any]:
@@ -202,19 +194,19 @@ def _objects(text: str) -> Iterator[Any]:
         return
     except (ValueError, RecursionError):
         pass
-    for line in text.splitlines():
+    for line in filter(str.strip, text.splitlines()):
         try:
             yield _parsed(line)
         except (ValueError, RecursionError):
-            continue
+            yield None
 
 
 def _parsed(text: str) -> Any:
     return json.loads(text, parse_int=float)  # an integer that no float holds is infinite
 
 
-def _bench(values: Dict[str, Any]) -> Bench:
-    def first(*names: str) -> Optional[float]:
+def _bench(values: dict[str, Any]) -> Bench:
+    def first(*names: str) -> float | None:
         for name in names:
             value = values.get(name)
             if isinstance(value, float) and 0 <= value < math.inf:
@@ -266,7 +258,7 @@ _TOO_MUCH = {
 }
 
 
-def _rows(text: str) -> Iterator[List[str]]:
+def _rows(text: str) -> Iterator[list[str]]:
     """The cells of each line, whatever parts them; comments are left out, but for one that is the header."""
     lines = [line for line in text.lstrip("\ufeff").splitlines() if line.strip()]
     named = [line for line in lines if not line.startswith("#")]
@@ -284,28 +276,33 @@ def _delimiter(line: str) -> str:
     return max(",;\t|", key=line.count) if any(mark in line for mark in ",;\t|") else " "
 
 
-def _split(line: str, mark: str = "") -> List[str]:
+def _split(line: str, mark: str = "") -> list[str]:
     mark = mark or _delimiter(line)
     words = line.split() if mark == " " else next(csv.reader([line], delimiter=mark, skipinitialspace=True), [])
     if mark not in ", ":  # a decimal comma
         words = [re.sub(r"(?<=\d),(?=\d+\s*\D*$)", ".", word) for word in words]
+    elif mark == ",":  # thousands, in quotes
+        words = [word.replace(",", "") if _THOUSANDS.match(word) else word for word in words]
     return [word.strip() for word in words]
 
 
+_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?(\s*[%A-Za-z/]+)?$")
+
+
 @lru_cache(maxsize=1)
-def _aliases() -> Dict[str, List[str]]:
+def _aliases() -> dict[str, list[str]]:
     """What people call each field, the likeliest first."""
-    names: Dict[str, List[str]] = json.loads(knowledge.read("diagnosis.json"))["columns"]["names"]
+    names: dict[str, list[str]] = json.loads(knowledge.read("diagnosis.json"))["columns"]["names"]
     return names
 
 
-def _columns(header: Sequence[str]) -> Dict[str, Tuple[int, str]]:
+def _columns(header: Sequence[str]) -> dict[str, tuple[int, str]]:
     """Where each field that is known stands, and in which unit; of several columns for one, that of the first name."""
     names = [_key(cell) for cell in header]
     units = [match[1].strip().lower() if match else "" for match in map(_UNIT.search, header)]
     whole = {name: at for at, name in reversed(list(enumerate(names)))}
     bare = {_TAIL.sub("", name): at for at, name in reversed(list(enumerate(names)))}
-    found: Dict[str, Tuple[int, str]] = {}
+    found: dict[str, tuple[int, str]] = {}
     for field, aliases in _aliases().items():
         at = next((where[alias] for alias in aliases for where in (whole, bare) if alias in where), None)
         if at is not None:
@@ -330,7 +327,7 @@ _NUMBER = re.compile(r"^[-+]?(?:0x[0-9a-f]+|[0-9]*\.?[0-9]+(?:e[-+]?[0-9]+)?)\s*
 
 
 @lru_cache(maxsize=2**16)
-def _number(cell: str) -> Optional[float]:
+def _number(cell: str) -> float | None:
     """The number of a cell, with or without its unit; None for what is none, as `[N/A]`."""
     match = _NUMBER.match(cell.strip())
     if not match:
@@ -340,7 +337,7 @@ def _number(cell: str) -> Optional[float]:
     return value if math.isfinite(value) else None
 
 
-def _numbers(field: str, unit: str, cells: Sequence[str]) -> List[Optional[float]]:
+def _numbers(field: str, unit: str, cells: Sequence[str]) -> list[float | None]:
     values = [_number(cell) for cell in cells]
     known = [value for value in values if value is not None]
     in_cell = next((match[1].lower() for match in map(_NUMBER.match, (cell.strip() for cell in cells)) if match), "")
@@ -351,12 +348,12 @@ def _numbers(field: str, unit: str, cells: Sequence[str]) -> List[Optional[float
     # A share instead of a percentage: nobody samples a GPU that is 0.37 % busy and never more than 1 %.
     if field.endswith("utilization") and known and max(known) <= 1 and any(value % 1 for value in known):
         factor = 100.0
-    # What cannot be, as -1 W or 4294967295 %, is how some say that they do not know.
-    most = 110 if field.endswith("utilization") else 1e15
-    return [None if value is None or not 0 <= value * factor <= most else value * factor for value in values]
+    # What cannot be, as -1 W, 0 W or 4294967295 %, is how some say that they do not know.
+    least, most = (1e-9 if field == "power" else 0), (110 if field.endswith("utilization") else 1e15)
+    return [None if value is None or not least <= value * factor <= most else value * factor for value in values]
 
 
-def _all_reasons(header: Sequence[str], table: Sequence[Sequence[str]], cells: Optional[Sequence[str]]) -> List[Any]:
+def _all_reasons(header: Sequence[str], table: Sequence[Sequence[str]], cells: Sequence[str] | None) -> list[Any]:
     """The bits of each row: from one column of bits or words, or from one column for each reason."""
     names = _reason_names()
     if cells is not None:
@@ -366,7 +363,7 @@ def _all_reasons(header: Sequence[str], table: Sequence[Sequence[str]], cells: O
         key = re.sub(r"^clocks_(?:event|throttle)_reasons_", "", _key(cell))
         if key != _key(cell) and key in names:
             apart[at] = names[key]
-    found: List[Optional[int]] = []
+    found: list[int | None] = []
     for row in table:
         said = {bit: row[at].strip().lower() for at, bit in apart.items() if at < len(row)}
         known = {bit for bit, word in said.items() if word in ("active", "not active", "1", "0")}
@@ -374,12 +371,12 @@ def _all_reasons(header: Sequence[str], table: Sequence[Sequence[str]], cells: O
     return found
 
 
-def _reason_names() -> Dict[str, int]:
-    names: Dict[str, int] = json.loads(knowledge.read("diagnosis.json"))["reasons"]["names"]
+def _reason_names() -> dict[str, int]:
+    names: dict[str, int] = json.loads(knowledge.read("diagnosis.json"))["reasons"]["names"]
     return names
 
 
-def _reasons(cell: str, names: Dict[str, int]) -> Optional[int]:
+def _reasons(cell: str, names: dict[str, int]) -> int | None:
     number = _number(cell)
     if number is not None:
         return int(number)
@@ -400,11 +397,11 @@ _FORMATS = (
 )
 
 
-def _times(cells: Optional[Sequence[str]], gpus: Optional[Sequence[str]], count: int) -> List[Optional[float]]:
+def _times(cells: Sequence[str] | None, gpus: Sequence[str] | None, count: int) -> list[float | None]:
     """When each row was sampled, in seconds. Without a column of times, rounds are counted as seconds."""
     if cells is None:
-        seen: Dict[str, int] = {}
-        rounds: List[Optional[float]] = []
+        seen: dict[str, int] = {}
+        rounds: list[float | None] = []
         for gpu in gpus or [""] * count:
             rounds.append(float(seen.get(gpu, 0)))
             seen[gpu] = seen.get(gpu, 0) + 1
@@ -415,10 +412,10 @@ def _times(cells: Optional[Sequence[str]], gpus: Optional[Sequence[str]], count:
     return [None if at is None else at * scale for at in found]
 
 
-def _days(times: List[Optional[float]]) -> List[Optional[float]]:
+def _days(times: list[float | None]) -> list[float | None]:
     """Times of day, which lie in 1900, go on after midnight."""
     days, last = 0.0, -math.inf
-    found: List[Optional[float]] = []
+    found: list[float | None] = []
     for at in times:
         if at is not None and at < 0:
             days += 86400 if at < last - 43200 else 0
@@ -427,7 +424,7 @@ def _days(times: List[Optional[float]]) -> List[Optional[float]]:
     return found
 
 
-def _time(cell: str) -> Optional[float]:
+def _time(cell: str) -> float | None:
     text = cell.strip().strip('"')
     number = _number(text)
     if number is not None:
@@ -442,7 +439,7 @@ def _time(cell: str) -> Optional[float]:
             at = datetime.strptime(text, form)
         except ValueError:
             continue
-        return at.replace(tzinfo=timezone.utc).timestamp() if at.year == 1900 else at.timestamp()
+        return at.replace(tzinfo=UTC).timestamp() if at.year == 1900 else at.timestamp()
     return None
 
 
@@ -451,18 +448,87 @@ def _micro(match: re.Match[str]) -> str:
     return match[1] or match[2].ljust(7, "0")
 
 
-def _notes(
-    columns: Dict[str, Any], cells: Dict[str, List[str]], samples: Sequence[Sample], count: int
+_NOTHING = {"", "-", "n/a", "[n/a]", "na", "nan", "none", "null", "[not supported]", "not supported", "not available"}
+
+
+def _odd_rows(mute: Sequence[Sequence[str]], count: int) -> Iterator[str]:
+    if mute:
+        shown = ", ".join(max(mute, key=lambda row: sum(cell.lower() not in _NOTHING for cell in row)))
+        yield f"{len(mute)} of {count} rows say nothing and are left out, as {shown[:120]!r}"
+
+
+def _odd_columns(
+    header: Sequence[str],
+    columns: dict[str, tuple[int, str]],
+    cells: dict[str, list[str]],
+    values: dict[str, list[float | None]],
+    mute: Container[int],
 ) -> Iterator[str]:
-    if len(samples) < count:
-        yield f"{count - len(samples)} of {count} rows say nothing and are left out"
+    """Columns that are there twice, and cells that are no figure and do not say so, but of the rows `mute`."""
+    for field, (at, _) in columns.items():
+        twins = [cell for cell in header if _key(cell) == _key(header[at])]
+        if len(twins) > 1:
+            yield f"column {header[at]} is there {len(twins)} times: the first one counts"
+        if field in _WORDS:
+            continue
+        odd = [
+            cell
+            for number, (cell, value) in enumerate(zip(cells[field], values[field], strict=True))
+            if value is None and number not in mute and cell.lower() not in _NOTHING
+        ]
+        if odd:
+            of = f"{len(odd)} of {len(cells[field])} cells"
+            yield f"column {header[at]}: {of} are no possible figure, as {odd[0][:40]!r}"
+
+
+def _gaps(samples: Sequence[Sample]) -> Iterator[str]:
+    """GPUs that some time was not sampled, as when one is lost, and memory that was freed for good."""
+    times: dict[str, list[float]] = {}
+    for sample in samples:
+        times.setdefault(sample.gpu, []).append(sample.time)
+    every = sorted({at for known in times.values() for at in known})
+    begin, end = every[0], every[-1]
+    usual = statistics.median([after - before for before, after in pairwise(every)] or [0.0])
+    patience = max(5.0, 4 * usual)
+    for gpu, known in times.items():
+        edges = sorted([begin, *known, end])
+        before, after = max(pairwise(edges), key=lambda pair: pair[1] - pair[0], default=(begin, end))
+        others = any(before < at < after for name, found in times.items() if name != gpu for at in found)
+        if after - before > patience and others:
+            span = f"from {before - begin:.0f} s to {after - begin:.0f} s"
+            yield f"GPU {gpu} has no samples {span}, others have: was it lost?"
+    numbers = sorted(int(gpu) for gpu in times if gpu.isdigit() and len(gpu) < 4)
+    missing = sorted(set(range(numbers[0], numbers[-1])) - set(numbers)) if numbers else []
+    if missing:
+        there = f"{numbers[0]} and {numbers[-1]}"
+        yield f"no samples of GPU {', '.join(map(str, missing))}, though there are of {there}"
+    yield from _freed(samples, begin)
+
+
+def _freed(samples: Sequence[Sample], begin: float) -> Iterator[str]:
+    freed = []
+    by_gpu: dict[str, list[Sample]] = {}
+    for sample in samples:
+        by_gpu.setdefault(sample.gpu, []).append(sample)
+    for found in by_gpu.values():
+        used = sorted((sample.time, sample.memory_used) for sample in found if sample.memory_used is not None)
+        most = max((value for _, value in used), default=0.0)
+        last = next((at for at, value in reversed(used) if value >= 0.5 * most), None)
+        if used and most and last != used[-1][0] and all(value < 0.1 * most for at, value in used if at > (last or 0)):
+            freed.append(last or begin)
+    if freed:
+        whose = "all GPUs" if len(freed) == len(by_gpu) else f"{len(freed)} of {len(by_gpu)} GPUs"
+        at = f"{min(freed) - begin:.0f} s after the first sample"
+        yield f"the memory of {whose} was freed {at}: the server ended there"
+
+
+def _lacks(columns: dict[str, Any], cells: dict[str, list[str]], samples: Sequence[Sample]) -> Iterator[str]:
     if "time" not in columns:
         yield "no column of times: each round of samples is taken as a second"
     if "index" not in columns and "uuid" not in columns:
         yield "no column of a GPU's index or UUID: all samples are taken as one GPU's"
     for field in ("utilization", "power", "power_limit", "sm_clock", "sm_clock_max", "reasons"):
         if all(getattr(sample, field) is None for sample in samples):
-            what = (
-                f"column {GPU_COLUMNS[field]} holds no value" if field in cells else f"no column {GPU_COLUMNS[field]}"
-            )
+            name = GPU_COLUMNS[field]
+            what = f"column {name} holds no value" if field in cells else f"no column {name}"
             yield f"{what}: what follows from it stays unknown"

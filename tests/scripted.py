@@ -1,7 +1,8 @@
 """Traces of GPUs as data (`tests/traces/*.json`), spread out to the files that a sampler would have written.
 
 A trace has what its GPUs show in common, and segments in which some of it differs: `seconds`, `phase`, and under `gpus`
-what one GPU shows otherwise. A list of two numbers is a range. `expect`: the first finding; `also`: one of the others.
+what one GPU shows otherwise. A list of two numbers is a range. `server`: its counters, which `server_later` changes
+`after` so many seconds. `expect`: the first finding; `also`: one of the others.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kernelswap.traces import GPU_COLUMNS, SERVER_COLUMNS
+from kernelswap.measured import GPU_COLUMNS, SERVER_COLUMNS
 
 TRACES = Path(__file__).parent / "traces"
 FIELDS = [name for name in GPU_COLUMNS if name not in ("time", "phase", "index", "uuid", "name")]
@@ -56,7 +57,8 @@ class Script:
         said = self.data.get("server")
         lines = [",".join(SERVER_COLUMNS)]
         for at, phase in dict.fromkeys((row["time"], row["phase"]) for row in rows if row["index"] == 0):
-            values = {"time": at, "phase": phase, **(said or {})}
+            later = [change for change in self.data.get("server_later", []) if at - rows[0]["time"] >= change["after"]]
+            values = {"time": at, "phase": phase, **(said or {}), **(later[-1] if later else {})}
             lines.append(",".join(str(values.get(name, "")) for name in SERVER_COLUMNS))
         return "\n".join(lines) + "\n" if said else ""
 

@@ -25,8 +25,8 @@ def findings(script: Script, rows: list[dict[str, Any]]) -> tuple[Finding, ...]:
     server = script.server(rows)
     return diagnose(
         traces.read_gpus(ours(rows)).samples,
-        traces.read_bench(script.bench()),
-        traces.read_server(server) if server else (),
+        traces.read_bench(script.bench()).runs,
+        traces.read_server(server).server if server else (),
     )
 
 

@@ -126,6 +126,41 @@ def test_why_a_file_holds_no_samples(text: str, words: str) -> None:
         traces.read_gpus(text)
 
 
+def notes(*rows: str, header: str = "time,index,utilization,power,memory_used") -> tuple[str, ...]:
+    return traces.read_gpus("\n".join([header, *rows]) + "\n").notes
+
+
+def rows_of(gpu: int, times: range, power: str = "500", memory: str = "70000") -> list[str]:
+    return [f"{at},{gpu},98,{power},{memory}" for at in times]
+
+
+def test_what_is_odd_in_a_file_is_a_note() -> None:
+    lacking = len(notes(*rows_of(0, range(3))))
+    odd = notes(*rows_of(0, range(30)), *rows_of(1, range(30), power="ERR!"))
+    assert odd[0] == "column power: 30 of 60 cells are no possible figure, as 'ERR!'"
+    lost = notes(*rows_of(0, range(60)), *rows_of(1, range(20)), *rows_of(1, range(40, 60)))
+    assert lost[0] == "GPU 1 has no samples from 19 s to 40 s, others have: was it lost?"
+    gone = notes(
+        *rows_of(0, range(60)), *rows_of(1, range(30)), *(f"{at},1{',[GPU is lost]' * 3}" for at in range(30, 60))
+    )
+    assert gone[:2] == (
+        "30 of 120 rows say nothing and are left out, as '30, 1, [GPU is lost], [GPU is lost], [GPU is lost]'",
+        "GPU 1 has no samples from 29 s to 59 s, others have: was it lost?",
+    )
+    assert len(gone) == 2 + lacking, "not for each column as well"
+    assert notes(*rows_of(0, range(9)), *rows_of(2, range(9)))[0] == "no samples of GPU 1, though there are of 0 and 2"
+    ended = notes(*rows_of(0, range(30)), *rows_of(0, range(30, 60), memory="4"))
+    assert ended[0] == "the memory of all GPUs was freed 29 s after the first sample: the server ended there"
+    twice = notes("1,0,98,693,10", header="time,index,utilization,power.draw [W],power.draw [W]")
+    assert twice[0] == "column power.draw [W] is there 2 times: the first one counts"
+    assert len(notes(*rows_of(0, range(60)), *rows_of(1, range(60)))) == lacking, "nothing is odd here"
+
+
+def test_figures_with_thousands_and_the_power_of_a_dead_sensor() -> None:
+    assert one("time,util,sm_clock", '0,98,"1,545 MHz"').sm_clock == 1545
+    assert one("time,util,power", "0,98,0.00").power is None, "no GPU that works draws nothing"
+
+
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"output_throughput": 1' + "0" * 400 + "}", '{"completed": -1}'])
 def test_what_no_benchmark_writes_is_refused(text: str) -> None:
     with pytest.raises(Unreadable):
@@ -149,18 +184,20 @@ def test_the_benchmarks_of_sglang_and_ours() -> None:
         '{"max_concurrency": 64, "concurrency": 64, "output_throughput": 230.0, "phase": "run c=64 1/3",'
         ' "started": 10.5, "ended": 40}'
     )
-    first, second = traces.read_bench(f"{sglang}\nnot JSON\n{ours}\n")
+    said = traces.read_bench(f"{sglang}\nnot JSON\n{ours}\n")
+    first, second = said.runs
+    assert said.notes == ("1 of 3 lines are no results and are left out",)
     assert first == Bench(output_tok_s=225, concurrency=64, completed=256, ttft=900)
     assert (second.phase, second.started, second.ended) == ("run c=64 1/3", 10.5, 40)
-    assert traces.read_bench(f"[{sglang}, {ours}]") == (first, second)
-    assert traces.read_bench("") == ()
+    assert traces.read_bench(f"[{sglang}, {ours}]").runs == (first, second)
+    assert traces.read_bench("").runs == ()
     with pytest.raises(Unreadable):
         traces.read_bench("no\n")
 
 
 def test_the_servers_counters_by_our_names_and_by_sglangs() -> None:
-    (ours,) = traces.read_server("time,phase,running,token_usage\n1.5,run,41,0.98\n")
-    (theirs,) = traces.read_server("timestamp,phase,num_running_reqs,token_usage\n1.5,run,41,0.98\n")
+    (ours,) = traces.read_server("time,phase,running,token_usage\n1.5,run,41,0.98\n").server
+    (theirs,) = traces.read_server("timestamp,phase,num_running_reqs,token_usage\n1.5,run,41,0.98\n").server
     assert ours == theirs == traces.ServerSample(1.5, "run", running=41, token_usage=0.98)
     with pytest.raises(Unreadable):
         traces.read_server("time,phase\n1,run\n")

@@ -8,18 +8,17 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import click
 
 from kernelswap import traces
-from kernelswap.diagnosis import Finding, diagnose
+from kernelswap.diagnosis import Finding, apart, diagnose
+from kernelswap.errors import Fault
 from kernelswap.measured import METRICS_FILE
-from kernelswap.traces import Unreadable
+from kernelswap.traces import Trace, Unreadable
 
-T = TypeVar("T")
 CONTROLS = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # what a terminal would obey
-FILE = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
+FILE = click.Path(allow_dash=True, path_type=Path)
 
 
 @click.command()
@@ -36,14 +35,21 @@ def command(gpus: Path, bench: Path | None, metrics: Path | None, as_json: bool)
     BENCH.JSONL is what SGLang's benchmark wrote meanwhile. It tells a hang from work, and slow work from good. The
     exit code is 0 if something was found, 1 if too little is known, 2 if a file cannot be read.
     """
-    beside = gpus.parent / METRICS_FILE
-    metrics = metrics or (beside if str(gpus) != "-" and beside.is_file() else None)
-    trace = _read(gpus, traces.read_gpus)
-    runs = _read(bench, traces.read_bench) if bench else ()
-    server = _read(metrics, traces.read_server) if metrics else trace.server
-    findings = diagnose(trace.samples, runs, server)
-    none = f"nothing in {bench}" if bench else "no BENCH.JSONL"
-    notes = [*trace.notes, *([] if runs else [f"{none}: whether tokens came, and how many, is not known"])]
+    faults: list[Fault] = []
+    trace = _read(gpus, traces.read_gpus, faults)
+    runs = _read(bench, traces.read_bench, faults) if bench else Trace()
+    said = _read(metrics, traces.read_server, faults) if metrics else _beside(gpus, trace)
+    for fault in faults:
+        click.echo(str(fault), err=True)
+    if faults:
+        sys.exit(2)
+    findings = diagnose(trace.samples, runs.runs, said.server)
+    notes = [*trace.notes, *(f"{bench}: {note}" for note in runs.notes), *said.notes]
+    if apart(trace.samples, said.server):
+        notes.append("SGLang's counters are of another day than the samples and are left out")
+    if not runs.runs:
+        none = f"nothing in {bench}" if bench else "no BENCH.JSONL"
+        notes.append(f"{none}: whether tokens came, and how many, is not known")
     if as_json:
         found = [dataclasses.asdict(finding) for finding in findings]
         click.echo(json.dumps({"findings": found, "notes": notes}, ensure_ascii=False, indent=2))
@@ -54,19 +60,32 @@ def command(gpus: Path, bench: Path | None, metrics: Path | None, as_json: bool)
     sys.exit(0 if findings[0].name != "unknown" else 1)
 
 
-def _read(path: Path, reader: Callable[[str], T]) -> T:
+def _beside(gpus: Path, trace: Trace) -> Trace:
+    """The server's counters where nobody has named a file of them: those beside the samples, else those among them."""
+    path = gpus.parent / METRICS_FILE
+    if str(gpus) == "-" or not path.is_file():
+        return Trace(server=trace.server)
+    faults: list[Fault] = []
+    found = _read(path, traces.read_server, faults)
+    return (
+        Trace(server=trace.server, notes=tuple(f"{f.where} is left out: {f.what}" for f in faults)) if faults else found
+    )
+
+
+def _read(path: Path, reader: Callable[[str], Trace], faults: list[Fault]) -> Trace:
     try:
         with click.open_file(str(path), "rb") as file:
             data: bytes = file.read()
         # PowerShell's redirection writes UTF-16.
         text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", "replace")
         if "\0" in text:
-            raise Unreadable("is no text: save it as CSV or JSON lines in UTF-8")
+            raise Unreadable("is no text", "save it as CSV or JSON lines in UTF-8")
         return reader(CONTROLS.sub("\ufffd", text))
     except Unreadable as error:
-        raise click.UsageError(f"{path}: {error}") from None
+        faults.append(Fault(str(path), error.what, error.todo))
     except OSError as error:
-        raise click.UsageError(f"{path}: cannot be read: {error.strerror}") from None
+        faults.append(Fault(str(path), f"cannot be read: {error.strerror}", "correct its path or its permissions"))
+    return Trace()
 
 
 def describe(finding: Finding) -> str:

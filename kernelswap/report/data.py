@@ -27,7 +27,7 @@ from kernelswap.measured import (
     ThroughputVerdict,
 )
 from kernelswap.protocol import Event, Evidence, Plan, Report, Resolved, decode
-from kernelswap.traces import Sample, ServerSample, read_bench, read_gpus, read_server
+from kernelswap.traces import Sample, ServerSample, Trace, read_bench, read_gpus, read_server
 
 IDLE = 0x1  # NVML's bit of a GPU that has nothing to do: no reason that matters
 T = TypeVar("T")
@@ -160,10 +160,10 @@ def story(host: str, evidence: Evidence) -> Story:
     unread: list[str] = []
     throughput = _value(ThroughputVerdict, evidence, THROUGHPUT_FILE, unread)
     trace = _read(read_gpus, evidence, GPU_FILE, unread)
-    samples = trace.samples if trace else ()
+    samples = trace.samples
     candidate = tuple(sample for sample in samples if not sample.phase.startswith(BASELINE))
-    server = _read(read_server, evidence, METRICS_FILE, unread) or ()
-    runs = _read(read_bench, evidence, BENCH_FILE, unread) or ()
+    server = _read(read_server, evidence, METRICS_FILE, unread).server
+    runs = _read(read_bench, evidence, BENCH_FILE, unread).runs
     events = tuple(_events(evidence.files.get("events.jsonl", "")))
     phases = tuple(_phases(samples))
     return Story(
@@ -195,12 +195,12 @@ def _value(kind: type[T], evidence: Evidence, name: str, unread: list[str]) -> T
         return None
 
 
-def _read(read: Callable[[str], T], evidence: Evidence, name: str, unread: list[str]) -> T | None:
+def _read(read: Callable[[str], Trace], evidence: Evidence, name: str, unread: list[str]) -> Trace:
     try:
-        return read(evidence.files[name]) if name in evidence.files else None
+        return read(evidence.files[name]) if name in evidence.files else Trace()
     except ValueError as error:
         unread.append(f"{name}: {error}")
-        return None
+        return Trace()
 
 
 def _first_of_each(findings: Iterable[Finding]) -> tuple[Finding, ...]:

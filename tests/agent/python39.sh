@@ -17,4 +17,4 @@ fi
 exec unshare --mount --pid --fork bash -euc '
   mount --bind "$PWD" "$1/mnt"; mount -t proc proc "$1/proc"; mount --rbind /dev "$1/dev"
   exec chroot "$1" env -C /mnt PYTHONPATH=/mnt:/opt/site PYTHONDONTWRITEBYTECODE=1 python3 -m pytest -q -n 2 -p no:cacheprovider -m "not exhaustive" \
-    -o markers=exhaustive --rootdir=tests/agent --config-file=/dev/null tests/agent tests/test_protocol.py tests/test_ledger.py tests/test_verdict.py tests/test_traces.py tests/test_diagnosis.py' chroot "$cache"
+    -o markers=exhaustive --rootdir=tests/agent --config-file=/dev/null tests/agent tests/test_protocol.py tests/test_ledger.py tests/test_verdict.py' chroot "$cache"

@@ -17,8 +17,8 @@ from kernelswap.agent import client, gpus
 from kernelswap.agent.client import Client
 from kernelswap.agent.verify import telemetry
 from kernelswap.agent.verify.telemetry import Telemetry
+from kernelswap.measured import GPU_COLUMNS, SERVER_COLUMNS
 from kernelswap.protocol import Gpu
-from kernelswap.traces import GPU_COLUMNS, SERVER_COLUMNS, read_gpus, read_server
 
 METRICS = (Path(__file__).parent / "metrics_0.5.23.txt").read_text()
 ONE = Gpu(0, "GPU-a", "RTX, of some kind")
@@ -73,7 +73,7 @@ def no_driver(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_phases_are_marked_and_the_columns_are_those_of_the_reader(
+def test_phases_are_marked_and_the_columns_are_those_that_readers_know(
     tmp_path: Path, server: Client, no_driver: pytest.MonkeyPatch
 ) -> None:
     with Telemetry([ONE], server, tmp_path) as sampled:
@@ -84,13 +84,14 @@ def test_phases_are_marked_and_the_columns_are_those_of_the_reader(
     rows = list(csv.reader((tmp_path / "gpu.csv").open()))
     assert rows[0] == list(GPU_COLUMNS.values())
     assert {len(row) for row in rows} == {len(GPU_COLUMNS)}
-    samples = read_gpus((tmp_path / "gpu.csv").read_text()).samples
-    assert list(dict.fromkeys(item.phase for item in samples if item.phase)) == ["warm-up", "run c=64 1/3, odd"]
-    assert (samples[-1].utilization, samples[-1].power, samples[-1].sm_clock) == (98, 330.1, None)
-    assert abs(samples[-1].time - time.time()) < 5
-    (first, *_) = read_server((tmp_path / "metrics.csv").read_text())
-    assert (first.running, first.token_usage, first.spec_accept_length) == (6, 0.02, None)
-    assert (tmp_path / "metrics.csv").read_text().splitlines()[0] == ",".join(SERVER_COLUMNS)
+    samples = [dict(zip(GPU_COLUMNS, row)) for row in rows[1:]]
+    assert list(dict.fromkeys(row["phase"] for row in samples if row["phase"])) == ["warm-up", "run c=64 1/3, odd"]
+    assert (samples[-1]["utilization"], samples[-1]["power"], samples[-1]["sm_clock"]) == ("98", "330.1", "")
+    assert abs(float(samples[-1]["time"]) - time.time()) < 5
+    header, first, *_ = csv.reader((tmp_path / "metrics.csv").open())
+    assert header == list(SERVER_COLUMNS)
+    counted = dict(zip(header, first))
+    assert (float(counted["running"]), float(counted["token_usage"]), counted["spec_accept_length"]) == (6, 0.02, "")
 
 
 def test_a_second_time_adds_to_the_same_files(tmp_path: Path, no_driver: pytest.MonkeyPatch) -> None:

@@ -72,9 +72,39 @@ def test_what_is_no_text_or_what_a_terminal_would_obey_is_not_printed(tmp_path: 
     assert "\ufffd]0;owned\ufffd, \ufffd31m" in result.output
 
 
-@pytest.mark.parametrize("text", ["", "a,b\n1,2\n"])
-def test_a_file_that_holds_nothing(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("", "the file is empty; "), ("a,b\n1,2\n", "no column of a GPU's utilisation, power or clocks")],
+)
+def test_a_file_that_holds_nothing(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "gpu.csv").write_text(text)
     result = run(str(tmp_path / "gpu.csv"))
     assert result.exit_code == 2
-    assert "no column of a GPU's utilisation, power or clocks" in result.output
+    assert result.output.startswith(f"{tmp_path / 'gpu.csv'}: {words}")
+
+
+def test_all_files_that_cannot_be_read_are_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "gpu.csv").write_text("")
+    (tmp_path / "bench.jsonl").write_text("no")
+    result = run(str(tmp_path / "gpu.csv"), str(tmp_path / "bench.jsonl"), "--metrics", str(tmp_path / "none.csv"))
+    assert result.exit_code == 2
+    assert [line.partition(": ")[0] for line in result.output.splitlines()] == [
+        str(tmp_path / name) for name in ("gpu.csv", "bench.jsonl", "none.csv")
+    ]
+
+
+def test_a_file_beside_the_samples_that_is_no_ones_counters_is_a_note(tmp_path: Path) -> None:
+    gpu, bench = files(tmp_path, "glm5_100_at_55")
+    (tmp_path / "metrics.csv").write_text("a,b\n1,2\n")
+    result = run(gpu, bench)
+    assert result.exit_code == 0
+    assert f"note: {tmp_path / 'metrics.csv'} is left out: none of the columns" in result.output
+
+
+def test_counters_of_another_day_are_left_out(tmp_path: Path) -> None:
+    gpu, _ = files(tmp_path, "glm5_100_at_55")
+    rows = "".join(f"{1.8e9 - 3 * 86400 + second},64,0,0\n" for second in range(60))
+    (tmp_path / "metrics.csv").write_text("time,running,gen_throughput,token_usage\n" + rows)
+    result = run(gpu)
+    assert result.output.startswith("busy-not-loaded")
+    assert "of another day than the samples" in result.output

@@ -82,7 +82,7 @@ def test_what_a_script_shows_is_sampled_and_diagnosed(gpus: Host) -> None:
     )
     assert (last.reasons, last.pcie_rx, last.pcie_gen, last.pcie_width, last.memory_total) == (0, 900, 5, 16, 97887)
     assert min(item.utilization or 0 for item in trace.samples) == 0, "the script's first half second"
-    (finding, *_) = diagnose(trace.samples, traces.read_bench(script.bench()))
+    (finding, *_) = diagnose(trace.samples, traces.read_bench(script.bench()).runs)
     assert (finding.name, finding.phase) == ("busy-not-loaded", "run c=64")
     assert said["cpu"] < 0.5, "of one core, for eight GPUs, beside whatever else the tests' machine does"
 

@@ -21,9 +21,8 @@ from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequ
 
 from kernelswap.agent import client, gpus
 from kernelswap.agent.client import Client, Unanswered
-from kernelswap.measured import GPU_FILE, METRICS_FILE
+from kernelswap.measured import GPU_COLUMNS, GPU_FILE, METRICS_FILE, SERVER_COLUMNS
 from kernelswap.protocol import Gpu, Plan
-from kernelswap.traces import GPU_COLUMNS, SERVER_COLUMNS
 
 INTERVAL = 0.5  # seconds between two samples of a GPU
 ROUNDS = 1200  # after so many the interval doubles, so that a file stays below some MB whatever the run takes
