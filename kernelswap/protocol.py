@@ -44,7 +44,7 @@ DIRTY = 3  # the guard's exit code for a host that it saw not to be clean; Pytho
 
 
 def keyed_digest(key: str, text: str) -> str:
-    """By which both sides know a text that holds secrets, without telling anything of it."""
+    """A digest by which both sides recognise a text that holds secrets, without revealing anything of it."""
     return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 

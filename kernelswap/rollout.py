@@ -155,7 +155,7 @@ def outages(
     routers: Mapping[str, Collection[tuple[str, str]]],
     moving: Collection[tuple[str, str]],
 ) -> list[str]:
-    """What is to be known of waves whose hosts may leave a router without a server. A host swaps one after the other.
+    """Warnings about waves that may leave a router without a server. A host swaps its servers one after the other.
 
     routers: URL -> the servers that serve it now; moving: those that swap. A server is a host and an instance.
     """

@@ -139,7 +139,7 @@ def test_an_unknown_instance_is_new() -> None:
 ROLL_BACK = [
     ("to the commit before", replace(GOOD, rollback_target="a-1"), Swap, "a-1"),
     ("only one commit", replace(GOOD, history=(report("committed"),)), Refused, "b-2 is the only commit"),
-    ("all barred", replace(GOOD, history=(report("committed", "a-1"), report("committed"))), Refused, "a-1 barred"),
+    ("all barred", replace(GOOD, history=(report("committed", "a-1"), report("committed"))), Refused, "a-1 is barred"),
     ("the same runs", replace(GOOD, rollback_target="a-1", running=running("a-1", "rollback")), Attach, "a-1"),
     ("another runs", replace(GOOD, rollback_target="a-1", running=running("c-3")), Refused, "converge to c-3"),
     # What serves now was never replaced, so it is what the person means.

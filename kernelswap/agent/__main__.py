@@ -119,7 +119,8 @@ def _compile() -> int:
     from kernelswap.agent import compiled
 
     bytecode, archive, *_ = map(Path, sys.path)
-    return compiled.keep(archive, bytecode)
+    compiled.keep(archive, bytecode)
+    return 0
 
 
 def _failed(why: str) -> int:

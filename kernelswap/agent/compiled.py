@@ -22,8 +22,8 @@ from kernelswap.protocol import glance_bytecode
 GLANCE = "kernelswap/agent/glance.py"
 
 
-def keep(archive: Path, bytecode: Path) -> int:
-    """Compile the modules of an agent's file; forget the bytecode of the agents before it."""
+def keep(archive: Path, bytecode: Path) -> None:
+    """Compile the modules of an agent's file, or say why not; forget the bytecode of the agents before it."""
     try:
         with tempfile.TemporaryDirectory(prefix=files.NEW, dir=archive.parent) as folder:
             new, modules = Path(folder) / bytecode.name, Path(folder) / "modules"
@@ -37,13 +37,13 @@ def keep(archive: Path, bytecode: Path) -> int:
         _keep_digest(archive)
         files.sync_folder(archive.parent)
     except (OSError, zipfile.BadZipFile) as error:
+        # Nobody's swap is to fail for it.
         print(f"kernelswap: the agent goes without its bytecode, slowly: {error}", file=sys.stderr)
-        return 1
+        return
     for other in (*archive.parent.glob(f"{archive.stem}-*.zip"), *archive.parent.glob("glance-*.pyc")):
         if other not in (bytecode, short):
             with contextlib.suppress(OSError):
                 other.unlink()
-    return 0
 
 
 def _keep_digest(archive: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,8 +90,6 @@ def host_faults(folders: Folders, request: Request, plan: Plan, found: Occupants
 
 def system() -> List[str]:
     found = []
-    if sys.version_info < (3, 9):
-        found.append(f"Python {sys.version.split()[0]} is too old: install Python 3.9 or newer")
     if units.version() < SYSTEMD_MIN:
         found.append(f"systemd {units.version()} is too old: {SYSTEMD_MIN} or newer is needed")
     if not Path("/sys/fs/cgroup/cgroup.controllers").exists():

@@ -150,6 +150,7 @@ def _commands(line: str) -> Iterator[List[str]]:
 
 def _judge(words: Sequence[str], read: Read, names: Collection[str], folder: str, levels: int) -> Optional[Line]:
     """The command if it starts SGLang, itself or through what it calls."""
+    text = " ".join(words)
     words = _unwrapped(words)
     if not words:
         return None
@@ -165,34 +166,43 @@ def _judge(words: Sequence[str], read: Read, names: Collection[str], folder: str
     )
     if shell:
         return next(iter(_lines(shell, read, names, "", levels)), None)
-    text = " ".join(words)
     if re.search(known()["starts"]["pattern"], text):
         return Line(0, text, port_of(text))
     return _called(words, read, names, folder, levels) if levels else None
 
 
+KEYWORDS = {"exec", "command", "if", "then", "else", "do", "while", "until", "!", "{"}
+
+
 def _unwrapped(words: Sequence[str]) -> Sequence[str]:
     """Without assignments and the keywords and wrappers that stand before a command."""
-    wrappers = {
-        "exec",
-        "sudo",
-        "command",
-        "if",
-        "then",
-        "else",
-        "do",
-        "while",
-        "until",
-        "!",
-        "{",
-        "time",
-        "nohup",
-        "setsid",
-    }
+    wrappers = {"sudo", *identity.known()["wrappers"]["run_one"]}
     # One that stands alone is a setting, of a Quadlet or of a command that is kept for later.
-    while len(words) > 1 and (re.fullmatch(r"\w+=.*", words[0], re.DOTALL) or words[0] in wrappers):
-        words = words[1:]
+    while len(words) > 1:
+        if re.fullmatch(r"\w+=.*", words[0], re.DOTALL) or words[0] in KEYWORDS:
+            words = words[1:]
+        elif PurePosixPath(words[0]).name in wrappers:
+            words = words[_options(words) :]
+        else:
+            break
     return words
+
+
+def _options(words: Sequence[str]) -> int:
+    """Where a wrapper's command begins; what follows an option is its value, unless it is known as a command."""
+
+    def commands(word: str) -> bool:
+        name = PurePosixPath(word).name
+        known_names = (*known()["questions"]["names"], *known()["starters"]["names"])
+        return name in known_names or bool(identity.SHELL.fullmatch(name) or identity.PYTHON.fullmatch(name))
+
+    at = 1
+    while at < len(words) - 1 and not commands(words[at]):
+        option = words[at].startswith("-") or words[at - 1].startswith("-")
+        if not (option or identity.ARGUMENT.fullmatch(words[at])):
+            break
+        at += 1
+    return at
 
 
 def _starter(words: Sequence[str], names: Collection[str]) -> Optional[Line]:

@@ -257,11 +257,11 @@ def set_apart(pid: int, scope: str) -> None:
         raise UnitError(f"{scope}: {done.stderr.strip()}")
 
 
-def log(invocation: str, lines: Optional[int] = None) -> List[str]:
-    """What one start of a unit logged, oldest line first; the last `lines` of it."""
+def log(invocation: str) -> List[str]:
+    """What one start of a unit logged, oldest line first."""
     if not invocation:
         return []
-    command = ["journalctl", "--output=cat", "--no-pager", "--quiet", f"--lines={lines if lines else 'all'}"]
+    command = ["journalctl", "--output=cat", "--no-pager", "--quiet", "--lines=all"]
     command += [f"_SYSTEMD_INVOCATION_ID={invocation}", "+", f"INVOCATION_ID={invocation}"]
     try:
         done = subprocess.run(command, capture_output=True, timeout=60, check=False)

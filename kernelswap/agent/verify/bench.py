@@ -12,26 +12,28 @@ import math
 import os
 import select
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from kernelswap.agent import client, engine, files, processes
+from kernelswap.agent import client, engine, processes
 from kernelswap.agent.client import Client, Unanswered
 from kernelswap.agent.redaction import redact
 from kernelswap.measured import Run
 from kernelswap.protocol import Plan, Throughput
 
 # The serving benchmark has moved (2026-07); the old name still works and warns. Options that it may not have yet are
-# left out then. A line on stdin is a run, and a line on stdout says why it gave no result.
+# left out then. A line on stdin is a run, and a line on stdout says why it gave no result, or has it. So root opens no
+# file in a folder of the unit's user.
 SERVE = """
 import importlib.util, json, os, runpy, sys
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 for line in sys.stdin:
     run = json.loads(line)
-    error, own = "", False
+    error, own, result = "", False, ""
     try:
         moved = importlib.util.find_spec("sglang.benchmark") and importlib.util.find_spec("sglang.benchmark.serving")
         name = "sglang.benchmark.serving" if moved else "sglang.bench_serving"
@@ -45,7 +47,13 @@ for line in sys.stdin:
         error = "" if not end.code else str(end.code)
     except BaseException as fault:
         error, own = f"{type(fault).__name__}: {fault}", isinstance(fault, ImportError)
-    print(json.dumps([error, own]), file=answers, flush=True)
+    try:
+        with open("out.jsonl", encoding="utf-8") as file:
+            result = file.read().strip().rpartition("\\n")[2]
+        os.remove("out.jsonl")
+    except OSError:
+        pass
+    print(json.dumps([error, own, result]), file=answers, flush=True)
 """
 
 TICK = 0.5  # seconds between two looks at the client
@@ -93,7 +101,7 @@ class Benchmark:
     served: Plan
     api_key: str
     deadline: float
-    folder: Path
+    log: IO[bytes]
     process: subprocess.Popen[bytes]
     requests: IO[bytes]
     answers: IO[bytes]
@@ -104,23 +112,21 @@ class Benchmark:
 
     def run(self, wanted: Throughput, concurrency: int, requests: int, seed: int) -> Measured:
         """Raises NoResult."""
-        output = self.folder / "out.jsonl"
-        words = self._words(wanted, concurrency, requests, seed, output)
+        words = self._words(wanted, concurrency, requests, seed)
         optional = [["--tokenize-prompt"], ["--cache-report"], ["--warmup-requests", "0"]]
         started = time.time()
         try:
             self._send(json.dumps({"words": words, "optional": optional}))
-            ticks, error, own = self._wait()
+            ticks, error, own, result = self._wait()
         except BrokenPipeError:
-            ticks, (error, own) = (), self._end()
-        values = parse(_last_line(output))
-        files.remove(output)
+            ticks, (error, own, result) = (), self._end()
+        values = parse(result)
         if error or values is None:
             raise NoResult(redact(self._last_words(error), [self.api_key]), own=own)
         ended = time.time()
         return Measured(values, ticks, max(started, ended - values.get("duration", math.inf)), ended)
 
-    def _words(self, wanted: Throughput, concurrency: int, requests: int, seed: int, output: Path) -> List[str]:
+    def _words(self, wanted: Throughput, concurrency: int, requests: int, seed: int) -> List[str]:
         options = {
             "--backend": "sglang",
             "--host": client.probe_address(self.served),
@@ -134,7 +140,7 @@ class Benchmark:
             "--num-prompts": requests,
             "--max-concurrency": concurrency,
             "--seed": seed,
-            "--output-file": output,
+            "--output-file": "out.jsonl",
         }
         return [*(str(word) for pair in options.items() for word in pair), "--disable-tqdm"]
 
@@ -142,8 +148,9 @@ class Benchmark:
         self.requests.write(line.encode() + b"\n")
         self.requests.flush()
 
-    def _wait(self) -> Tuple[Tuple[Tick, ...], str, bool]:
-        """What the client did until its answer, and the answer: why there is no result, and whether that is its own."""
+    def _wait(self) -> Tuple[Tuple[Tick, ...], str, bool, str]:
+        """What the client did until its answer, and the answer: why there is no result, whether that is its own fault,
+        and the result."""
         ticks: List[Tick] = []
         before, since = _cpu_seconds(self.process.pid), time.monotonic()
         while not select.select([self.answers], [], [], TICK)[0]:
@@ -155,15 +162,15 @@ class Benchmark:
             ticks.append(Tick(now - since, share, *(self._requests() if share >= BUSY else ())))
             before, since = used, now
         line = self.answers.readline()
-        error, own = json.loads(line) if line else self._end()
-        return tuple(ticks), error, own
+        error, own, result = json.loads(line) if line else self._end()
+        return tuple(ticks), error, own, result
 
-    def _end(self) -> Tuple[str, bool]:
-        """How it ended, and whether that is its own fault."""
+    def _end(self) -> Tuple[str, bool, str]:
+        """How it ended, whether that is its own fault, and no result."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             if self.process.wait(5) < 0:
-                return f"it was killed by signal {-self.process.returncode}, as when memory is short", True
-        return "it ended", False
+                return f"it was killed by signal {-self.process.returncode}, as when memory is short", True, ""
+        return "it ended", False, ""
 
     def _requests(self) -> Tuple[Optional[float], Optional[float]]:
         try:
@@ -173,7 +180,8 @@ class Benchmark:
         return seen.get("running"), seen.get("queued")
 
     def _last_words(self, error: str) -> str:
-        lines = [line for line in files.read_lines(self.folder / "log") if line.strip()]
+        self.log.seek(0)
+        lines = [line for line in self.log.read().decode("utf-8", "replace").splitlines() if line.strip()]
         told = error if error not in ("", "1") else ""
         return (told if told not in ("", "it ended") or not lines else lines[-1].strip())[:200] or "it said nothing"
 
@@ -182,12 +190,12 @@ class Benchmark:
 def opened(plan: Plan, served: Plan, api_key: str, deadline: float) -> Iterator[Benchmark]:
     """The benchmark of `plan`'s SGLang for the server of `served`; ended afterwards. Raises OSError."""
     words = ["-W", "ignore", "-c", SERVE]
-    with engine.scratch(plan) as folder, (Path(folder) / "log").open("wb") as log:
+    with engine.scratch(plan) as folder, tempfile.TemporaryFile() as log:
         extra = {"TMPDIR": folder, **({"OPENAI_API_KEY": api_key} if api_key else {})}
         streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
         opening, ended = engine.process(plan, words, folder, extra, **streams), contextlib.suppress(BrokenPipeError)
         with opening as process, process.stdout as answers, ended, process.stdin as requests:  # type: ignore[union-attr]
-            yield Benchmark(plan, served, api_key, deadline, Path(folder), process, requests, answers)
+            yield Benchmark(plan, served, api_key, deadline, log, process, requests, answers)
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -254,8 +262,3 @@ def client_bound(ticks: Sequence[Tick], concurrency: int, duration: float) -> Op
 
 def _seconds(ticks: Sequence[Tick]) -> float:
     return sum(tick.seconds for tick in ticks)
-
-
-def _last_line(path: Path) -> str:
-    lines = [line for line in files.read_lines(path) if line]
-    return lines[-1] if lines else ""

@@ -2,7 +2,7 @@
 
 Nothing here can fail, hang or slow a swap. A child asks NVML, each GPU in a thread of its own, since a wedged driver
 can block a query for ever; it writes into a pipe, and a thread of ours adds the phase and writes the files. A child
-that does not end is left alone, as in gpus.py. Columns: traces.GPU_COLUMNS and SERVER_COLUMNS; an empty cell is not
+that does not end is left alone, as in gpus.py. Columns: measured.GPU_COLUMNS and SERVER_COLUMNS; an empty cell is not
 known.
 """
 
@@ -30,18 +30,15 @@ SILENT = 10.0  # seconds without a sample after which a GPU that keeps the child
 GONE = "-"  # the child's line for a GPU that can be read no more
 
 
-def sampling(plan: Plan, evidence: Path, present: Optional[Sequence[Gpu]] = None) -> Telemetry:
-    """Sample the instance's GPUs and its server until the `with` block ends; `phase` marks what happens.
-
-    present: the host's GPUs where they are known already. What cannot be sampled is told in `notes`.
-    """
+def sampling(plan: Plan, evidence: Path) -> Telemetry:
+    """Sample the instance's GPUs and its server until the `with` block ends; `phase` marks what happens. What cannot be
+    sampled is told in `notes`."""
     notes: List[str] = []
-    if present is None:
-        try:
-            present = gpus.of_host(plan)
-        except gpus.GpuError as error:
-            present = ()
-            notes.append(f"GPUs are not sampled: {error}")
+    present: Sequence[Gpu] = ()
+    try:
+        present = gpus.of_host(plan)
+    except gpus.GpuError as error:
+        notes.append(f"GPUs are not sampled: {error}")
     mine = gpus.assigned(present, plan.gpus)
     notes += [f"{gpus.label(gpu)} is not sampled: {gpu.error}" for gpu in mine if gpu.error]
     sound = [gpu for gpu in mine if not gpu.error]

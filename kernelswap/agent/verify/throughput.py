@@ -203,8 +203,10 @@ class Session:
                 break
         if not cold:
             known = run.cached_tokens is not None
-            what = f"{run.cached_tokens} of {run.input_tokens} prompt tokens were cached" if known else "unknown"
-            raise Unmeasured(f"the prefix cache could not be emptied, and how warm it was is {what}")
+            warm = f"{run.cached_tokens} of {run.input_tokens} prompt tokens were cached"
+            raise Unmeasured(
+                f"the prefix cache could not be emptied: {warm if known else 'how warm it was is unknown'}"
+            )
         bound = bench.client_bound(measured.ticks, concurrency, run.duration)
         if bound:
             raise Unmeasured(f"the benchmark was the bottleneck at {concurrency} concurrent requests, not the server")

@@ -85,7 +85,10 @@ def test_a_client_that_is_the_bottleneck(seen: list[Any], bound: bool | None) ->
 )
 def test_the_benchmark_is_found_where_each_sglang_keeps_it(tmp_path: Path, files: list[str], found: str) -> None:
     """With the options that it has; a second run goes on in the same process."""
-    source = 'import sys\nprint(sys.argv, "--flush-cache", file=sys.stderr)\n'
+    source = (
+        'import sys\nprint(sys.argv, "--flush-cache", file=sys.stderr)\n'
+        'open("out.jsonl", "a").write(\'{"completed": 1}\\n{"output_throughput": 2}\\n\')\n'
+    )
     for name in ["__init__.py", *files]:
         file = tmp_path / "sglang" / name
         file.parent.mkdir(exist_ok=True)
@@ -94,7 +97,8 @@ def test_the_benchmark_is_found_where_each_sglang_keeps_it(tmp_path: Path, files
     words = [sys.executable, "-c", bench.SERVE]
     done = subprocess.run(words, cwd=tmp_path, input=run * 2, capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr.count(f"/{found}.py', '--port', '1', '--flush-cache']") == 2, done.stderr
-    assert done.stdout == '["", false]\n' * 2
+    assert done.stdout == (json.dumps(["", False, '{"output_throughput": 2}']) + "\n") * 2
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 @pytest.mark.parametrize(
@@ -118,6 +122,7 @@ def test_whose_fault_it_is_that_there_is_no_result(tmp_path: Path, files: dict[s
     run = json.dumps({"words": [], "optional": []}) + "\n"
     words = [sys.executable, "-c", bench.SERVE]
     done = subprocess.run(words, cwd=tmp_path, input=run, capture_output=True, text=True, timeout=60, check=False)
-    error, blamed = json.loads(done.stdout)
+    error, blamed, result = json.loads(done.stdout)
+    assert result == ""
     assert says in error
     assert blamed is own
