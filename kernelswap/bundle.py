@@ -30,7 +30,7 @@ SHARED = (
 MAIN = """import sys
 
 if sys.version_info < (3, 9):
-    sys.exit(f"kernelswap: Python {{sys.version.split()[0]}} is too old: install Python 3.9 or newer as {{sys.executable}}")
+    sys.exit(f"kernelswap: {{sys.executable}} {{sys.version.split()[0]}} is too old: install Python 3.9 or newer")
 sys.path.insert(0, f"{{sys.path[0].removesuffix('.pyz')}}-{digest}.{{sys.implementation.cache_tag}}.zip")
 
 from kernelswap.agent.__main__ import main

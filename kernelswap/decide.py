@@ -192,7 +192,8 @@ def _no_target(seen: InstanceState) -> str:
     below = list(dict.fromkeys(name for name in ledger.commits(seen.history) if name != seen.known_good))
     if not below:
         return f"nothing to go back to: {seen.known_good or 'nothing'} is the only commit of this host"
-    return f"nothing to go back to: {', '.join(below)} {'is' if len(below) == 1 else 'are'} barred or no longer on the host"
+    verb = "is" if len(below) == 1 else "are"
+    return f"nothing to go back to: {', '.join(below)} {verb} barred or no longer on the host"
 
 
 STRAYS_TODO = "stop them, or let this swap take them over and bring them back if it fails: --adopt"

@@ -203,10 +203,10 @@ class Session:
                 break
         if not cold:
             known = run.cached_tokens is not None
-            warm = f"{run.cached_tokens} of {run.input_tokens} prompt tokens were cached"
-            raise Unmeasured(
-                f"the prefix cache could not be emptied: {warm if known else 'how warm it was is unknown'}"
+            warm = (
+                f"{run.cached_tokens} of {run.input_tokens} prompt tokens were cached" if known else "unknown how warm"
             )
+            raise Unmeasured(f"the prefix cache could not be emptied: {warm}")
         bound = bench.client_bound(measured.ticks, concurrency, run.duration)
         if bound:
             raise Unmeasured(f"the benchmark was the bottleneck at {concurrency} concurrent requests, not the server")
