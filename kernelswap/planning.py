@@ -314,8 +314,9 @@ def goal_of_host(host: Host) -> Goal:
 def _wanted(inventory: Inventory, library: Path, profile: str | None) -> dict[str, tuple[Wanted, ...]]:
     """Every host's servers. Raises ConfigError with the faults of all of them, so that people see them at once."""
     # pydantic takes longer to load than all else of ours: only what reads people's files imports it, when it does.
-    from kernelswap.profile import load_library, nearest
+    from kernelswap.library import load_library
     from kernelswap.spec import host_specs
+    from kernelswap.wording import nearest
 
     models_and_profiles = load_library(library)
     if profile is not None and profile not in models_and_profiles.profiles:

@@ -11,9 +11,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from kernelswap.errors import ConfigError, Fault
-from kernelswap.profile import Layer, check, nearest
+from kernelswap.layers import Layer, check
 from kernelswap.rollout import Rollout
 from kernelswap.spec import HostData, plain
+from kernelswap.wording import nearest
 
 EXAMPLE = 'write e.g. {"waves": [1, 5, "20%"], "max_failed": 0}'
 

@@ -17,18 +17,10 @@ from kernelswap import flags as spelling
 from kernelswap.agent import client
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.flags import FlagValue
-from kernelswap.profile import (
-    Layer,
-    SecretFile,
-    Strict,
-    absolute_path,
-    check,
-    environment_problems,
-    linux_user,
-    listen_address,
-)
+from kernelswap.layers import Layer, check, environment_problems
 from kernelswap.protocol import ROUTER_KEY
 from kernelswap.render import fill
+from kernelswap.schema import SecretFile, Strict, absolute_path, linux_user, listen_address
 from kernelswap.servers import Secret
 from kernelswap.spec import HostData, plain
 

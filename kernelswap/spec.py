@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 from kernelswap import flags as spelling
 from kernelswap import sglang
 from kernelswap.errors import ConfigError, Fault
-from kernelswap.profile import HookFile, Layer, Library, Server, ThroughputFile, VerifyFile, check, nearest
+from kernelswap.layers import Layer, check
+from kernelswap.library import Library
 from kernelswap.protocol import (
     Accuracy,
     Answer,
@@ -27,8 +28,10 @@ from kernelswap.protocol import (
     Traffic,
     Verify,
 )
+from kernelswap.schema import HookFile, Server, ThroughputFile, VerifyFile
 from kernelswap.servers import ALWAYS, CHECK, DEFAULT_INSTANCE, NEVER, Note, Secret, ServerSpec, is_router_only
 from kernelswap.sglang_parser import opinions
+from kernelswap.wording import nearest
 from kernelswap.yamlfile import Loc
 
 

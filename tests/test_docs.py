@@ -14,9 +14,9 @@ from pydantic import BaseModel
 
 from kernelswap import __version__
 from kernelswap.cli import COMMANDS, main
-from kernelswap.profile import ModelFile, ProfileFile
 from kernelswap.pyinfra_options import OPTIONS
 from kernelswap.rollout_file import RolloutFile
+from kernelswap.schema import ModelFile, ProfileFile
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernelswap.errors import ConfigError
-from kernelswap.profile import load_library
+from kernelswap.library import load_library
 from kernelswap.protocol import AGENT_PATH, DIRTY, Hook, Plan, Retention, Router, Timeouts, Traffic, Verify, decode
 from kernelswap.render import (
     NO_TRAFFIC,

@@ -7,7 +7,7 @@ import pytest
 
 from kernelswap import flags
 from kernelswap.errors import ConfigError
-from kernelswap.profile import Library, load_library
+from kernelswap.library import Library, load_library
 from kernelswap.protocol import (
     Accuracy,
     Answer,

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from kernelswap import bundle, decide, protocol
+from kernelswap.library import load_library
 from kernelswap.planning import RECOVER_UNIT, _unit_text
-from kernelswap.profile import load_library
 from kernelswap.protocol import HostState, InstanceState, Report, Request, Running
 from kernelswap.render import Release, render
 from kernelswap.spec import host_specs

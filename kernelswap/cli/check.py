@@ -15,7 +15,7 @@ import click
 from kernelswap import rollout_file
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.inventory import Host, load_inventory
-from kernelswap.profile import Library, read_library
+from kernelswap.library import Library, read_library
 from kernelswap.router import router_spec
 from kernelswap.servers import NEVER, Note, ServerSpec
 from kernelswap.spec import host_specs, server_spec

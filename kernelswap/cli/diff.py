@@ -20,11 +20,12 @@ from kernelswap.differences import LIMITS, RESOLVED, Change, Side, compare, of_p
 from kernelswap.errors import ConfigError, Fault, KernelswapError
 from kernelswap.fleet import Seen, instances_of, look_at_releases
 from kernelswap.inventory import Host, load_inventory
-from kernelswap.profile import Library, load_library, nearest
+from kernelswap.library import Library, load_library
 from kernelswap.protocol import Gpu, HostReleases, LiveServer, Releases, unit_name
 from kernelswap.render import plan_of
 from kernelswap.servers import ServerSpec, needs_pins, pin
 from kernelswap.spec import host_specs, server_spec
+from kernelswap.wording import nearest
 
 RUNNING, KNOWN_GOOD, PREVIOUS = "running", "known-good", "previous"
 HEADINGS = {

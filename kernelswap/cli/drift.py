@@ -14,7 +14,7 @@ from kernelswap.config_drift import findings, grouped, shortened
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.fleet import is_chosen, look_for_drift
 from kernelswap.inventory import load_inventory
-from kernelswap.profile import load_library
+from kernelswap.library import load_library
 from kernelswap.protocol import Finding
 from kernelswap.servers import ServerSpec
 from kernelswap.spec import host_specs

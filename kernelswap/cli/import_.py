@@ -12,7 +12,7 @@ import click
 
 from kernelswap.errors import Fault
 from kernelswap.importing import Imported, Refused, Wishes, read
-from kernelswap.profile import NAME
+from kernelswap.library import NAME
 
 
 def _name(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:

@@ -13,11 +13,12 @@ import click
 from kernelswap.cli.check import library_folder
 from kernelswap.errors import KernelswapError
 from kernelswap.inventory import load_inventory
-from kernelswap.profile import load_library, nearest
+from kernelswap.library import load_library
 from kernelswap.protocol import unit_name
 from kernelswap.render import Release, preview
 from kernelswap.servers import ServerSpec
 from kernelswap.spec import host_specs, server_spec
+from kernelswap.wording import nearest
 
 
 @click.command()

@@ -15,7 +15,7 @@ from kernelswap.importing import flagwords
 from kernelswap.importing.flagwords import Flag
 from kernelswap.importing.launch import Launch
 from kernelswap.importing.words import Source, Word
-from kernelswap.profile import environment_problems
+from kernelswap.layers import environment_problems
 
 MODELS = "/srv/models"  # where the shipped models lie
 _STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -18,7 +18,7 @@ from kernelswap.errors import ConfigError, Fault
 from kernelswap.importing import knowledge
 from kernelswap.importing.assemble import Server
 from kernelswap.importing.words import Source
-from kernelswap.profile import load_library
+from kernelswap.library import load_library
 from kernelswap.spec import server_spec
 from kernelswap.yamlfile import Document, parse
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from kernelswap.cli import main
 from kernelswap.importing import Imported, Wishes, read
-from kernelswap.profile import load_library
+from kernelswap.library import load_library
 from kernelswap.render import preview
 from kernelswap.spec import server_spec
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from labhost import ROOT, Lab
 
-from kernelswap.profile import load_library
+from kernelswap.library import load_library
 from kernelswap.render import Release, release_folder, render
 from kernelswap.spec import server_spec
 
