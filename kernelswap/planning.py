@@ -34,7 +34,7 @@ from kernelswap.fleet import PATIENCE, data_of, instances_of
 from kernelswap.goal import ROLLBACK, Goal, goal_of
 from kernelswap.operations.swap import Turn
 from kernelswap.operations.turns import Turns
-from kernelswap.protocol import AGENT_PATH, DRIFT_UNITS, METRICS_LINK, STATE_ROOT, HostState, InstanceState
+from kernelswap.protocol import AGENT_PATH, DRIFT_UNITS, METRICS_LINK, PYTHON, STATE_ROOT, HostState, InstanceState
 from kernelswap.render import PLAN_FILE, Hidden, Release, fill, render, resolve_secrets, traffic_text
 from kernelswap.rollout import Move, Rollout
 from kernelswap.servers import ALWAYS, ServerSpec, is_router_only, needs_pins, pin
@@ -393,7 +393,7 @@ def monitoring_of(data: Mapping[str, Any], state: HostState, templates: Path) ->
 
 @cache
 def _unit_text(templates: Path, name: str) -> str:
-    values = {"python": agent.PYTHON, "agent": AGENT_PATH, "state_root": STATE_ROOT, "metrics_link": METRICS_LINK}
+    values = {"python": PYTHON, "agent": AGENT_PATH, "state_root": STATE_ROOT, "metrics_link": METRICS_LINK}
     return fill(templates, f"{name}.j2", values)
 
 

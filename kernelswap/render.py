@@ -23,6 +23,7 @@ from kernelswap.protocol import (
     CONFIG_ROOT,
     DIRTY,
     ENGINE_MODULE,
+    PYTHON,
     Plan,
     Traffic,
     encode,
@@ -284,7 +285,7 @@ def _before(spec: ServerSpec) -> Iterator[str]:
         # After a boot nothing may have made /dev/nvidia-uvm yet, and the service itself has no right to.
         yield "+-/usr/bin/nvidia-modprobe -u -c 0"
     # As root, so in none of the unit's environment: what PYTHONPATH or PATH name there may be anybody's to write.
-    guard = f"/usr/bin/python3 -IS {AGENT_PATH} guard {spec.instance}"
+    guard = f"{PYTHON} -IS {AGENT_PATH} guard {spec.instance}"
     # A guard that cannot even run (no agent, a broken Python) keeps no server down.
     shell = f"/bin/sh -c '{guard}; [ $$? -ne {DIRTY} ]'"
     yield f"+/usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin {shell}"

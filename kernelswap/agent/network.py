@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import List
 
+from kernelswap.protocol import PYTHON
+
 # Exit code 3: the packet was refused, as it should be.
 PROBE = """
 import socket, sys
@@ -33,5 +35,5 @@ def own_addresses() -> List[str]:
 def can_quarantine() -> bool:
     """Whether `IPAddressDeny=` works here: systemd goes on without a word where the kernel or cgroups lack it."""
     command = ["systemd-run", "--quiet", "--wait", "--collect", "--property=IPAddressDeny=any"]
-    done = subprocess.run([*command, "/usr/bin/python3", "-c", PROBE], capture_output=True, timeout=60, check=False)
+    done = subprocess.run([*command, PYTHON, "-c", PROBE], capture_output=True, timeout=60, check=False)
     return done.returncode == 3

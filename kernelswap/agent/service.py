@@ -13,7 +13,7 @@ from kernelswap.agent import events, files, host, processes, signatures, transac
 from kernelswap.agent.events import Events
 from kernelswap.agent.host import Folders
 from kernelswap.agent.running import running, service_name
-from kernelswap.protocol import AGENT_PATH, Report, Request, Running, decode, encode
+from kernelswap.protocol import AGENT_PATH, PYTHON, Report, Request, Running, decode, encode
 
 HEARTBEAT = 30.0  # seconds of silence after which whoever follows is told that the swap still runs
 
@@ -68,7 +68,7 @@ def _start(instance: str, swap_id: str) -> None:
     settings += ["RestartForceExitStatus=SIGTERM SIGINT SIGHUP", f"OnFailure=kernelswap-recover@{instance}.service"]
     command = ["systemd-run", "--quiet", "--collect", f"--unit={service_name(instance)}"]
     command += [f"--property={setting}" for setting in settings]
-    command += ["/usr/bin/python3", AGENT_PATH, "run", instance, swap_id]
+    command += [PYTHON, AGENT_PATH, "run", instance, swap_id]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except subprocess.TimeoutExpired:

@@ -12,9 +12,8 @@ from pyinfra.api.facts import FactBase
 from pyinfra.api.host import Host
 
 from kernelswap import bundle, protocol, root
-from kernelswap.protocol import AGENT_PATH
+from kernelswap.protocol import AGENT_PATH, PYTHON
 
-PYTHON = "/usr/bin/python3"
 ALONE = f"{PYTHON} -IS"  # the agent brings all that it needs: nothing of the host's is looked for
 NEEDS_PYTHON = f"[ -x {PYTHON} ] || {{ echo 'kernelswap needs {PYTHON} on the host' >&2; exit 1; }}"
 # An agent that fails here is replaced by ours, so what it has to say is not worth an alarm.

@@ -20,7 +20,6 @@ from pyinfra.api.state import State
 from pyinfra.context import host as current_host
 
 from kernelswap import protocol
-from kernelswap.facts.agent import PYTHON
 from kernelswap.operations.turns import COMMITTED, FAILED, LOST, End, Turns
 
 DROPPED = "the connection is lost, but the swap goes on on the host; run the same command again to follow it"
@@ -83,7 +82,7 @@ def _swap_all(state: State, host: Host, turn: Turn, arguments: Mapping[str, Any]
 
 def _follow(state: State, host: Host, request: protocol.Request, arguments: Mapping[str, Any]) -> End:
     request = replace(request, swap=new_swap_id())
-    command = StringCommand(PYTHON, protocol.AGENT_PATH, "swap", QuoteString(protocol.encode(request)))
+    command = StringCommand(protocol.PYTHON, protocol.AGENT_PATH, "swap", QuoteString(protocol.encode(request)))
     said: Sequence[str] = ()
     try:
         ended_well, output = host.run_shell_command(

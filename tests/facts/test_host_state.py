@@ -72,7 +72,7 @@ def test_a_glance_runs_from_its_bytecode_or_else_from_its_source(tmp_path: Path)
         code = f"import sys; sys.exit(7) if sys.argv[2] == {refuses!r} else print(sys.argv[2], *sys.argv[-3:-1])"
         python.write_text(f"#!{sys.executable} -IS\n{code}\n")
         python.chmod(0o755)
-        done = shell(GLANCE.get_raw_value().replace(agent.PYTHON, str(python)))
+        done = shell(GLANCE.get_raw_value().replace(protocol.PYTHON, str(python)))
         assert (done.returncode, done.stdout.split(), done.stderr) == (0, said, "")
 
 
@@ -103,7 +103,7 @@ def test_no_agent_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_python_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HostState, "script", agent.INSTALLED.replace("/usr/bin/python3", "/nowhere/python3"))
+    monkeypatch.setattr(HostState, "script", agent.INSTALLED.replace(protocol.PYTHON, "/nowhere/python3"))
     done = shell(HostState().command(["main"], []).get_raw_value())
     assert done.returncode == 1
     assert "needs /nowhere/python3" in done.stderr
