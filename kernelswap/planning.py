@@ -8,7 +8,7 @@ import secrets
 import shlex
 import socket
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -24,7 +24,7 @@ from pyinfra.api.inventory import Inventory
 from pyinfra.api.state import State
 from pyinfra.context import ctx_config, ctx_host
 
-from kernelswap import bundle, decide, rollout, root
+from kernelswap import decide, rollout, root
 from kernelswap.agent.redaction import hide_secrets
 from kernelswap.decide import Attach, Decision, Refused, Swap, Unchanged
 from kernelswap.differences import LIMITS, compare, of_plan
@@ -32,42 +32,13 @@ from kernelswap.errors import ConfigError, Fault, KernelswapError
 from kernelswap.facts import agent, host_state
 from kernelswap.fleet import PATIENCE, data_of, instances_of
 from kernelswap.goal import ROLLBACK, Goal, goal_of
+from kernelswap.host_setup import Monitoring, Setup, lacking, monitoring_of
 from kernelswap.operations.swap import Turn
 from kernelswap.operations.turns import Turns
-from kernelswap.protocol import AGENT_PATH, DRIFT_UNITS, METRICS_LINK, PYTHON, STATE_ROOT, HostState, InstanceState
-from kernelswap.render import PLAN_FILE, Hidden, Release, fill, render, resolve_secrets, traffic_text
+from kernelswap.protocol import HostState, InstanceState
+from kernelswap.render import PLAN_FILE, Hidden, Release, render, resolve_secrets, traffic_text
 from kernelswap.rollout import Move, Rollout
 from kernelswap.servers import ALWAYS, ServerSpec, is_router_only, needs_pins, pin
-
-RECOVER_UNIT = "kernelswap-recover@.service"
-MEMBER_UNIT = "kernelswap-member@.service"
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What a host lacks before it can swap anything; for roles/host.py. members: instances that are to be kept in their
-    routers and are not yet."""
-
-    users: tuple[str, ...] = ()
-    key: Hidden | None = None
-    agent: bytes | None = None
-    recover_unit: str | None = None
-    recover: tuple[str, ...] = ()
-    member_unit: str | None = None
-    members: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        return self != Setup()
-
-
-@dataclass(frozen=True)
-class Monitoring:
-    """What is to become of a host's metrics; for roles/monitoring.py. folder: where they go, "" for nowhere; left:
-    where they went, if that is another folder; units: the texts of the units that look for drift, by name."""
-
-    folder: str = ""
-    left: str = ""
-    units: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -89,7 +60,7 @@ class HostPlan:
     of it, see root.py.
     """
 
-    setup: Setup = Setup()
+    setup: Setup = field(default_factory=Setup)
     monitoring: Monitoring | None = None
     steps: tuple[Step, ...] = ()
     turn: Turn | None = None
@@ -356,45 +327,6 @@ def _who() -> str:
 def _words() -> list[str]:
     """What was typed, for people to type again."""
     return hide_secrets([Path(sys.argv[0]).name, *sys.argv[1:]])
-
-
-def lacking(
-    instances: Collection[str],
-    users: Collection[str],
-    state: HostState,
-    key: Hidden,
-    templates: Path,
-    joined: Collection[str] = (),
-) -> Setup:
-    """What a host needs before it can swap and does not have. joined: instances that have routers."""
-    agent = bundle.build()
-    recover_unit, member_unit = _unit_text(templates, RECOVER_UNIT), _unit_text(templates, MEMBER_UNIT)
-    # An agent at work keeps its file until the swap is over; the next run replaces it.
-    at_work = any(item.running and item.running.active for item in state.instances)
-    return Setup(
-        users=tuple(sorted(set(users) - set(state.users))),
-        key=None if state.key else key,
-        agent=None if at_work or state.agent == agent.digest else agent.content,
-        recover_unit=None if state.recover_unit == decide.digest(recover_unit) else recover_unit,
-        recover=tuple(name for name in instances if name not in state.recover_enabled),
-        member_unit=member_unit if joined and state.member_unit != decide.digest(member_unit) else None,
-        members=tuple(n for n in instances if n in joined and decide.instance_state(state, n).member != "active"),
-    )
-
-
-def monitoring_of(data: Mapping[str, Any], state: HostState, templates: Path) -> Monitoring | None:
-    """What is to be done about a host's metrics; None if nothing."""
-    folder = str(data.get("metrics") or "")
-    units = {name: _unit_text(templates, name) for name in DRIFT_UNITS} if folder else {}
-    wanted = decide.digest("".join(units.values())) if units else ""
-    left = state.metrics if state.metrics != folder else ""
-    return None if (state.metrics, state.drift_units) == (folder, wanted) else Monitoring(folder, left, units)
-
-
-@cache
-def _unit_text(templates: Path, name: str) -> str:
-    values = {"python": PYTHON, "agent": AGENT_PATH, "state_root": STATE_ROOT, "metrics_link": METRICS_LINK}
-    return fill(templates, f"{name}.j2", values)
 
 
 def _move(decided: Decided) -> Move:

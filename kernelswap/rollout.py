@@ -6,13 +6,13 @@ least; the last is repeated until every host has its wave.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, repeat
 
 from kernelswap.agent.redaction import hide_secrets
+from kernelswap.host_names import listed, many, natural
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,6 @@ def _count(size: int | str, total: int) -> int:
     return size if isinstance(size, int) else max(1, total * int(size.rstrip("%")) // 100)
 
 
-def natural(name: str) -> tuple[list[str | int], str]:
-    """A key that sorts gpu2 before gpu10."""
-    parts = re.split(r"([0-9]+)", name)
-    return [int(part) if index % 2 else part for index, part in enumerate(parts)], name
-
-
 def again(words: Sequence[str], hosts: Sequence[str]) -> str:
     """The command that goes on with these hosts: the one that was typed, without its choice of hosts and secrets."""
     kept: list[str] = []
@@ -76,14 +70,6 @@ def again(words: Sequence[str], hosts: Sequence[str]) -> str:
             kept.append(word)
         skip = choice and not skip
     return shlex.join([*hide_secrets(kept), *(word for host in hosts for word in ("--limit", host))])
-
-
-def many(count: int, word: str) -> str:
-    return f"{count} {word}{'s' * (count != 1)}"
-
-
-def listed(names: Collection[str]) -> str:
-    return ", ".join(sorted(names, key=natural))
 
 
 def about(seconds: float | None) -> str:

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RouterPlan:
-    """What a host's router lacks; for roles/router.py. host_key, agent: see planning.Setup. user: to be created. unit,
-    key: to be put there; the router is then started anew. url: at which its own host asks it. root: see root.py."""
+    """What a host's router lacks; for roles/router.py. host_key, agent: see host_setup.Setup. user: to be created.
+    unit, key: to be put there; the router is then started anew. url: at which its own host asks it. root: see root.py.
+    """
 
     url: str
     user: str = ""

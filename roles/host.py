@@ -9,8 +9,8 @@ from pyinfra.api import deploy
 from pyinfra.operations import server
 
 from kernelswap.facts.agent import ALONE
+from kernelswap.host_setup import MEMBER_UNIT, RECOVER_UNIT, Setup
 from kernelswap.operations.content import File, place
-from kernelswap.planning import MEMBER_UNIT, RECOVER_UNIT, Setup
 from kernelswap.protocol import AGENT_PATH, KEY_PATH
 
 NEW_USER = ["useradd", "--system", "--create-home", "--shell", "/usr/sbin/nologin"]

@@ -5,8 +5,8 @@ import shlex
 from pyinfra.api import deploy
 from pyinfra.operations import server
 
+from kernelswap.host_setup import Monitoring
 from kernelswap.operations.content import File, place
-from kernelswap.planning import Monitoring
 from kernelswap.protocol import DRIFT_UNITS, METRICS_LINK
 
 ETC = "/etc/systemd/system"

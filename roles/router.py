@@ -5,8 +5,8 @@ import shlex
 from pyinfra.api import deploy
 from pyinfra.operations import server, systemd
 
+from kernelswap.host_setup import Setup
 from kernelswap.operations.content import File, place
-from kernelswap.planning import Setup
 from kernelswap.protocol import AGENT_PATH, PYTHON, ROUTER_KEY, ROUTER_UNIT
 from kernelswap.routing import RouterPlan
 from roles.host import prepare_host

@@ -11,10 +11,10 @@ from click.testing import CliRunner
 
 from kernelswap import bundle, config_drift, decide
 from kernelswap.cli import drift, status
-from kernelswap.config_drift import grouped, shortened
+from kernelswap.config_drift import grouped
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.fleet import Seen
-from kernelswap.planning import MEMBER_UNIT, RECOVER_UNIT, Monitoring, _unit_text, monitoring_of
+from kernelswap.host_setup import MEMBER_UNIT, RECOVER_UNIT, unit_text
 from kernelswap.protocol import Finding, Gpu, HostDrift, HostState, InstanceState, Router, Traffic, keyed_digest
 from kernelswap.render import render, traffic_text
 from kernelswap.spec import Secret, ServerSpec
@@ -43,7 +43,7 @@ def committed(spec: ServerSpec = SPEC, secrets: Mapping[str, str] | None = None,
     )
     state = HostState(
         agent=bundle.build().digest, key=KEY, users=("sglang",), recover_enabled=("main",), instances=(instance,),
-        recover_unit=decide.digest(_unit_text(TEMPLATES, RECOVER_UNIT)), gpus=(Gpu(0, "GPU-1", "B200"),),
+        recover_unit=decide.digest(unit_text(TEMPLATES, RECOVER_UNIT)), gpus=(Gpu(0, "GPU-1", "B200"),),
     )  # fmt: skip
     return replace(state, **changes)
 
@@ -125,37 +125,6 @@ def test_a_host_that_cannot_be_read_is_unknown() -> None:
     assert (told.kind, told.found, told.unknown) == ("unreachable", "unreachable: no route", True)
 
 
-def test_metrics_are_set_up_only_where_they_are_not() -> None:
-    wanted = monitoring_of({"metrics": "/m"}, committed(), TEMPLATES)
-    assert wanted
-    assert (wanted.folder, sorted(wanted.units)) == ("/m", ["kernelswap-drift.service", "kernelswap-drift.timer"])
-    digest = decide.digest("".join(wanted.units.values()))
-    assert monitoring_of({"metrics": "/m"}, committed(metrics="/m", drift_units=digest), TEMPLATES) is None
-    moved = monitoring_of({"metrics": "/n"}, committed(metrics="/m", drift_units=digest), TEMPLATES)
-    assert moved == Monitoring("/n", "/m", wanted.units)
-    assert monitoring_of({}, committed(metrics="/m", drift_units=digest), TEMPLATES) == Monitoring("", "/m")
-    assert monitoring_of({}, committed(), TEMPLATES) is None
-
-
-@pytest.mark.parametrize(
-    ("hosts", "text"),
-    [
-        (["gpu1"], "gpu1"),
-        (["gpu1", "gpu2", "gpu3", "gpu8"], "gpu[1-3,8]"),
-        (["gpu2", "gpu1", "gpu2"], "gpu[1-2]"),
-        (["gpu-08", "gpu-09", "gpu-10", "gpu-12"], "gpu-[08-10,12]"),
-        ([f"gpu{n}" for n in range(1, 101)], "gpu[1-100]"),
-        (["a1.x", "a2.x", "a1.y"], "a[1-2].x, a1.y"),
-        (["rack1-gpu1", "rack1-gpu2", "rack2-gpu1"], "rack1-gpu[1-2], rack2-gpu1"),
-        (["alpha", "beta"], "alpha, beta"),
-        (["10.0.0.1", "10.0.0.2"], "10.0.0.[1-2]"),
-        ([], ""),
-    ],
-)
-def test_names_of_hosts_in_short(hosts: list[str], text: str) -> None:
-    assert shortened(hosts) == text
-
-
 def test_the_same_finding_of_many_hosts_is_one() -> None:
     alone = replace(CUT, detail="pid 7")
     both = [replace(EDITED, detail=f"changed {n}") for n in (1, 2)]
@@ -225,5 +194,5 @@ def test_routers_that_the_host_does_not_know() -> None:
     (instance,) = committed().instances
     text = traffic_text(joined, {}).reveal()
     known = replace(instance, traffic=keyed_digest(KEY, text), member="active")
-    unit = decide.digest(_unit_text(TEMPLATES, MEMBER_UNIT))
+    unit = decide.digest(unit_text(TEMPLATES, MEMBER_UNIT))
     assert found(committed(instances=(known,), member_unit=unit), spec=joined) == ()

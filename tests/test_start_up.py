@@ -8,23 +8,19 @@ import sys
 
 import pytest
 
-IMPORTS = (
-    "kernelswap.planning",
-    "kernelswap.routing",
-    *(f"roles.{n}" for n in ("host", "monitoring", "router", "server")),
-)
-
 
 @pytest.mark.parametrize(
     ("start", "spared"),
     [
         ("kernelswap.cli.main(['--help'], standalone_mode=False)", {"pyinfra", "pydantic", "ruamel", "jinja2"}),
+        ("import kernelswap.cli.status, kernelswap.cli.drift", {"pyinfra", "gevent"}),
+        ("import kernelswap.cli.status", {"pyinfra", "pydantic", "ruamel"}),
         (
             "import kernelswap.planning, kernelswap.routing, roles.host, roles.monitoring, roles.router, roles.server",
             {"pydantic", "ruamel"},
         ),
     ],
-    ids=["kernelswap --help", "deploy.py's imports"],
+    ids=["kernelswap --help", "what tells drift", "kernelswap status", "deploy.py's imports"],
 )
 def test_little_is_loaded(start: str, spared: set[str]) -> None:
     code = f"import json, sys, kernelswap.cli; {start}; print(); print(json.dumps(sorted(sys.modules)))"

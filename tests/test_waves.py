@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from kernelswap import bundle, decide, protocol
+from kernelswap.host_setup import RECOVER_UNIT, unit_text
 from kernelswap.library import load_library
-from kernelswap.planning import RECOVER_UNIT, _unit_text
 from kernelswap.protocol import HostState, InstanceState, Report, Request, Running
 from kernelswap.render import Release, render
 from kernelswap.spec import host_specs
@@ -123,7 +123,7 @@ class Fleet:
             barred=(new.name,) if host.barred else (),
             rollback_target=new.name if serves == OLD else None,
         )
-        unit = decide.digest(_unit_text(self.folder / "templates", RECOVER_UNIT))
+        unit = decide.digest(unit_text(self.folder / "templates", RECOVER_UNIT))
         return HostState(bundle.build().digest, KEY, ("sglang",), unit, ("main",), (instance,))
 
     def deploy(self, *words: str) -> Run:

@@ -14,6 +14,7 @@ import click
 
 from kernelswap import rollout_file
 from kernelswap.errors import ConfigError, Fault
+from kernelswap.host_names import many
 from kernelswap.inventory import Host, load_inventory
 from kernelswap.library import Library, read_library
 from kernelswap.router import router_spec
@@ -40,12 +41,8 @@ def command(inventory: Path | None, root: Path | None, as_json: bool) -> None:
             click.echo(f"warning: {item}", err=True)
         for item in found.faults:
             click.echo(str(item), err=True)
-        click.echo(_count(found.faults, "fault") if found.faults else found.summary, err=bool(found.faults))
+        click.echo(many(len(found.faults), "fault") if found.faults else found.summary, err=bool(found.faults))
     sys.exit(1 if found.faults else 0)
-
-
-def _count(items: Sequence[object], word: str) -> str:
-    return f"{len(items)} {word}{'s' * (len(items) != 1)}"
 
 
 def library_folder(inventory: Path | None) -> Path:
@@ -93,7 +90,7 @@ def check(inventory: Path | None, root: Path) -> Found:
     if inventory:
         summary += f"; {len(hosts)} hosts with {len(specs)} servers"
     if warnings:
-        summary += f"; {_count(warnings, 'warning')}"
+        summary += f"; {many(len(warnings), 'warning')}"
     return Found(tuple(dict.fromkeys(faults)), warnings, summary)
 
 

@@ -58,7 +58,7 @@ def command(inventory: str, limit: tuple[str, ...], drifted: bool, as_json: bool
 
 
 def _drift(inventory: str, limit: tuple[str, ...], as_json: bool) -> NoReturn:
-    from kernelswap.cli import drift  # it takes the planner's imports, which the plain status does without
+    from kernelswap.cli import drift  # it reads people's files, which the plain status does without
 
     try:
         found = drift.look(inventory, limit)

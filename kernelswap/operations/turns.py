@@ -19,7 +19,8 @@ from pyinfra.api.host import Host
 from pyinfra.api.state import BaseStateCallback, State
 from pyinfra.context import ctx_host
 
-from kernelswap.rollout import Rollout, again, listed, many, natural
+from kernelswap.host_names import listed, many, natural
+from kernelswap.rollout import Rollout, again
 
 POLL = 0.25  # seconds
 PATIENCE = 5.0  # seconds without any host of an earlier wave at work: pyinfra then goes through them in another order

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,6 +14,7 @@ from kernelswap.agent import knowledge
 from kernelswap.agent.verify import gates
 from kernelswap.diagnosis import Finding, diagnose
 from kernelswap.differences import Change, compare, of_plan
+from kernelswap.host_names import natural
 from kernelswap.measured import (
     BASELINE,
     BENCH_FILE,
@@ -338,8 +338,3 @@ def _mean(samples: Iterable[Sample], name: str) -> float | None:
 
 def _highest(samples: Iterable[Sample], name: str) -> float | None:
     return max(_known(samples, name), default=None)
-
-
-def natural(text: str) -> tuple[tuple[int, str], ...]:
-    """Sorts 2 before 10."""
-    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text))
