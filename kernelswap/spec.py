@@ -30,7 +30,7 @@ from kernelswap.protocol import (
 )
 from kernelswap.schema import HookFile, Server, ThroughputFile, VerifyFile
 from kernelswap.servers import ALWAYS, CHECK, DEFAULT_INSTANCE, NEVER, Note, Secret, ServerSpec, is_router_only
-from kernelswap.sglang_parser import opinions
+from kernelswap.sglang_opinions import opinions
 from kernelswap.wording import nearest
 from kernelswap.yamlfile import Loc
 

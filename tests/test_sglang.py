@@ -3,7 +3,7 @@
 import pytest
 
 from kernelswap import sglang
-from kernelswap.sglang_parser import TYPES
+from kernelswap.sglang_opinions import TYPES
 
 RENAMES = sglang.renames()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kernelswap import flags, yamlfile
-from kernelswap.sglang_parser import Opinion, opinions
+from kernelswap.sglang_opinions import Opinion, opinions
 
 CASES = (Path(__file__).parent / "sglang_opinions.txt").read_text().splitlines()[1:]
 
