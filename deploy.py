@@ -11,7 +11,7 @@ from pyinfra import host
 
 from kernelswap.operations.swap import swap
 from kernelswap.planning import plan_host
-from kernelswap.routing import plan_router
+from kernelswap.router_planning import plan_router
 from roles.host import join_routers, prepare_host
 from roles.monitoring import set_up_monitoring
 from roles.router import run_router

@@ -12,7 +12,7 @@ from gevent import monkey
 monkey.patch_all()
 import pyinfra_cli.main, pyinfra.operations.server, pyinfra.operations.systemd, time
 start = time.perf_counter()
-import kernelswap.planning, kernelswap.routing, roles.host, roles.monitoring, roles.router, roles.server
+import kernelswap.planning, kernelswap.router_planning, roles.host, roles.monitoring, roles.router, roles.server
 print(time.perf_counter() - start)
 """
 

@@ -8,7 +8,7 @@ from pyinfra.operations import server, systemd
 from kernelswap.host_setup import Setup
 from kernelswap.operations.content import File, place
 from kernelswap.protocol import AGENT_PATH, PYTHON, ROUTER_KEY, ROUTER_UNIT
-from kernelswap.routing import RouterPlan
+from kernelswap.router_planning import RouterPlan
 from roles.host import prepare_host
 
 

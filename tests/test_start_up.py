@@ -16,7 +16,7 @@ import pytest
         ("import kernelswap.cli.status, kernelswap.cli.drift", {"pyinfra", "gevent"}),
         ("import kernelswap.cli.status", {"pyinfra", "pydantic", "ruamel"}),
         (
-            "import kernelswap.planning, kernelswap.routing, roles.host, roles.monitoring, roles.router, roles.server",
+            "from kernelswap import planning, router_planning; from roles import host, monitoring, router, server",
             {"pydantic", "ruamel"},
         ),
     ],
