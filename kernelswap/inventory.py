@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pyinfra.api.host import Host as PyinfraHost
     from pyinfra.api.inventory import Inventory
 
+DEFAULT_INVENTORY = "inventory/gpu.py"
+
 
 @dataclass(frozen=True)
 class Host:
@@ -39,7 +41,7 @@ def _host(host: PyinfraHost) -> Host:
 def pyinfra_inventory(path: str) -> Inventory:
     """The same as pyinfra's own object, for commands that connect. Raises ConfigError."""
     if not Path(path).is_file():
-        raise ConfigError([Fault(path, "is not an inventory file", "name one, e.g. inventory/gpu.py")])
+        raise ConfigError([Fault(path, "is not an inventory file", f"name one, e.g. {DEFAULT_INVENTORY}")])
     logging.getLogger("pyinfra").setLevel(logging.ERROR)
     from pyinfra.api.state import State
     from pyinfra.context import ctx_state
@@ -54,8 +56,13 @@ def pyinfra_inventory(path: str) -> Inventory:
         what = f"fails: {type(reason).__name__}: {reason}"
         raise ConfigError([Fault(f"{path}:{line}" if line else path, what, "correct the inventory")]) from error
     if not len(inventory):
-        raise ConfigError([Fault(path, "names no host", "add a list of hosts, as in inventory/gpu.py")])
+        raise ConfigError([Fault(path, "names no host", f"add a list of hosts, as in {DEFAULT_INVENTORY}")])
     return inventory
+
+
+def library_folder(inventory: Path | None) -> Path:
+    """models/ and profiles/ lie next to the inventory file."""
+    return inventory.parent if inventory else Path(DEFAULT_INVENTORY).parent
 
 
 def _line(error: BaseException, path: str) -> int | None:

@@ -15,7 +15,7 @@ import click
 from kernelswap import rollout_file
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.host_names import many
-from kernelswap.inventory import Host, load_inventory
+from kernelswap.inventory import Host, library_folder, load_inventory
 from kernelswap.library import Library, read_library
 from kernelswap.router import router_spec
 from kernelswap.servers import NEVER, Note, ServerSpec
@@ -43,11 +43,6 @@ def command(inventory: Path | None, root: Path | None, as_json: bool) -> None:
             click.echo(str(item), err=True)
         click.echo(many(len(found.faults), "fault") if found.faults else found.summary, err=bool(found.faults))
     sys.exit(1 if found.faults else 0)
-
-
-def library_folder(inventory: Path | None) -> Path:
-    """models/ and profiles/ lie next to the inventory file."""
-    return inventory.parent if inventory else Path("inventory")
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,11 @@ from typing import Any
 
 import click
 
-from kernelswap.cli.check import library_folder
-from kernelswap.cli.status import DEFAULT_INVENTORY
 from kernelswap.decide import when
 from kernelswap.differences import LIMITS, RESOLVED, Change, Side, compare, of_plan, of_server
 from kernelswap.errors import ConfigError, Fault, KernelswapError
 from kernelswap.fleet import Seen, instances_of, look_at_releases
-from kernelswap.inventory import Host, load_inventory
+from kernelswap.inventory import DEFAULT_INVENTORY, Host, library_folder, load_inventory
 from kernelswap.library import Library, load_library
 from kernelswap.protocol import Gpu, HostReleases, LiveServer, Releases, unit_name
 from kernelswap.render import plan_of

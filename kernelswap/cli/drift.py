@@ -9,12 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernelswap.cli.check import library_folder
 from kernelswap.config_drift import findings, grouped
 from kernelswap.errors import ConfigError, Fault
 from kernelswap.fleet import is_chosen, look_for_drift
 from kernelswap.host_names import shortened
-from kernelswap.inventory import load_inventory
+from kernelswap.inventory import library_folder, load_inventory
 from kernelswap.library import load_library
 from kernelswap.protocol import Finding
 from kernelswap.servers import ServerSpec

@@ -10,10 +10,10 @@ import click
 
 from kernelswap import verdict
 from kernelswap.cli.host import answer_of
-from kernelswap.cli.status import DEFAULT_INVENTORY
 from kernelswap.cli.table import table
 from kernelswap.decide import when
 from kernelswap.fleet import look
+from kernelswap.inventory import DEFAULT_INVENTORY
 from kernelswap.protocol import HostState, Report
 
 HEADINGS = ("ENDED", "INSTANCE", "RESULT", "RELEASE", "BEFORE", "SECONDS", "WHO", "WHY")

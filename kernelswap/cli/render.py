@@ -10,9 +10,8 @@ from pathlib import Path
 
 import click
 
-from kernelswap.cli.check import library_folder
 from kernelswap.errors import KernelswapError
-from kernelswap.inventory import load_inventory
+from kernelswap.inventory import DEFAULT_INVENTORY, library_folder, load_inventory
 from kernelswap.library import load_library
 from kernelswap.protocol import unit_name
 from kernelswap.render import Release, preview
@@ -23,7 +22,7 @@ from kernelswap.wording import nearest
 
 @click.command()
 @click.argument("host", required=False)
-@click.option("--inventory", type=click.Path(path_type=Path), default=Path("inventory/gpu.py"), show_default=True)
+@click.option("--inventory", type=click.Path(path_type=Path), default=Path(DEFAULT_INVENTORY), show_default=True)
 @click.option("--model", help="Without HOST: the model to render.")
 @click.option("--profile", help="The profile to render; with HOST, instead of the inventory's.")
 @click.option("--templates", type=click.Path(path_type=Path), default=Path("templates"), show_default=True)

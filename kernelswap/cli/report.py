@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 
 from kernelswap.cli.host import answer_of
-from kernelswap.cli.status import DEFAULT_INVENTORY
 from kernelswap.cli.table import table
 from kernelswap.decide import when
 from kernelswap.fleet import evidence
+from kernelswap.inventory import DEFAULT_INVENTORY
 from kernelswap.protocol import Evidence
 from kernelswap.report.data import Story, story
 from kernelswap.report.page import MARK, page

@@ -16,9 +16,9 @@ from kernelswap.cli.table import table
 from kernelswap.decide import when
 from kernelswap.errors import KernelswapError
 from kernelswap.fleet import Seen, instances_of, look
+from kernelswap.inventory import DEFAULT_INVENTORY
 from kernelswap.protocol import HostState, InstanceState, Plan
 
-DEFAULT_INVENTORY = "inventory/gpu.py"
 HEADINGS = ("HOST", "INSTANCE", "RELEASE", "SINCE", "STATE", "GPU MEMORY", "SWAP")
 
 
