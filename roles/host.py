@@ -40,7 +40,7 @@ def prepare_host(setup: Setup) -> None:
     if setup.agent:
         commands.append(f"{ALONE} {AGENT_PATH} compile")
     if commands:
-        server.shell(name="Create the service's user, enable the recover unit", commands=[" && ".join(commands)])
+        server.shell(name="Set up users, units and the agent", commands=[" && ".join(commands)])
 
 
 @deploy("Keep the servers in their routers")
