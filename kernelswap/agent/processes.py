@@ -492,7 +492,7 @@ def changed_user(pid: int) -> bool:
     return len(set(_ids(pid, "Uid:"))) > 1 or len(set(_ids(pid, "Gid:"))) > 1
 
 
-def group(pid: int) -> int:
+def group_id(pid: int) -> int:
     return _ids(pid, "Gid:")[0]
 
 

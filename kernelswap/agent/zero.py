@@ -57,7 +57,7 @@ def _containers(plan: Plan, found: Occupants) -> Iterator[FoundContainer]:
 def _capture(process: Process) -> FoundProcess:
     pid = process.pid
     try:
-        folder, group = processes.working_folder(pid), processes.group(pid)
+        folder, group = processes.working_folder(pid), processes.group_id(pid)
         return FoundProcess(process.argv, processes.environment(pid), folder, process.uid, group)
     except OSError:  # it has ended
         what = f"it ended while its place was noted: {processes.describe(process)}"
