@@ -10,11 +10,11 @@ import click
 
 from kernelswap import verdict
 from kernelswap.cli.host import answer_of
-from kernelswap.cli.table import table
 from kernelswap.decide import when
 from kernelswap.fleet import look
 from kernelswap.inventory import DEFAULT_INVENTORY
 from kernelswap.protocol import HostState, Report
+from kernelswap.table import table
 
 HEADINGS = ("ENDED", "INSTANCE", "RESULT", "RELEASE", "BEFORE", "SECONDS", "WHO", "WHY")
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 
 from kernelswap.cli.host import answer_of
-from kernelswap.cli.table import table
 from kernelswap.decide import when
 from kernelswap.fleet import evidence
 from kernelswap.inventory import DEFAULT_INVENTORY
@@ -17,6 +16,7 @@ from kernelswap.protocol import Evidence
 from kernelswap.report.data import Story, story
 from kernelswap.report.page import MARK, page
 from kernelswap.report.text import data, text
+from kernelswap.table import table
 
 
 @click.command()

@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 import click
 
 from kernelswap.agent import gpus
-from kernelswap.cli.table import table
 from kernelswap.decide import when
 from kernelswap.errors import KernelswapError
 from kernelswap.fleet import Seen, instances_of, look
 from kernelswap.inventory import DEFAULT_INVENTORY
 from kernelswap.protocol import HostState, InstanceState, Plan
+from kernelswap.table import table
 
 HEADINGS = ("HOST", "INSTANCE", "RELEASE", "SINCE", "STATE", "GPU MEMORY", "SWAP")
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kernelswap import verdict
-from kernelswap.cli.table import table
 from kernelswap.decide import when
 from kernelswap.report import words
 from kernelswap.report.data import Compared, Story
+from kernelswap.table import table
 
 
 def text(story: Story) -> str:
