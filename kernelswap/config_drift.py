@@ -57,24 +57,22 @@ def _declared(
     if refused := decide.unpinned(spec, state):
         yield _unknown("release", where, f"{spec.model} with {spec.profile}", refused.why, refused.todo, spec.instance)
         return
-    release: Release
     pinned = pin(spec, state.gpus)
     try:
         secrets = resolve_secrets(spec, environ, f"host {host}: ")
-        if secrets and not state.key:
-            raise ConfigError([])
+        why = f"{KEY_PATH} is not there" if secrets and not state.key else ""
+    except ConfigError as error:
+        secrets, why = {}, "; ".join(fault.what for fault in error.faults)
+    if why:
+        release = preview(pinned, templates)
+        what = f"the declared values of {', '.join((*spec.secrets, *spec.traffic_secrets))}"
+        todo = "give this command the secrets as the deploy"
+        yield _unknown("secrets", f"{where}: secrets", what, why, todo, spec.instance)
+    else:
         release = render(pinned, secrets, state.key, templates)
         if decide.is_news(traffic_text(spec, secrets), decide.instance_state(state, spec.instance), state.key):
             place, todo = f"{CONFIG_ROOT}/{spec.instance}/{TRAFFIC_FILE}", f"{DEPLOY}: it renews them without a restart"
             yield Finding("staged", place, "the declared routers, drain and hooks", "others", todo, spec.instance)
-    except ConfigError as error:
-        release = preview(pinned, templates)
-        what, todo = (
-            f"the declared values of {', '.join((*spec.secrets, *spec.traffic_secrets))}",
-            "give this command the secrets as the deploy",
-        )
-        why = "; ".join(fault.what for fault in error.faults) or f"{KEY_PATH} is not there"
-        yield _unknown("secrets", f"{where}: secrets", what, why, todo, spec.instance)
     yield from _release(release, state, where)
 
 

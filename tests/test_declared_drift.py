@@ -90,6 +90,13 @@ CASES: list[tuple[str, HostState, ServerSpec, dict[str, str], list[tuple[str, st
         {},
         [("release", "cutlass -> triton", False), ("secrets", "GLM_KEY", True)],
     ),
+    (
+        "no key there",
+        committed(SECRET, {"api-key": "k"}, key=""),
+        SECRET,
+        {"GLM_KEY": "k"},
+        [("setup", "the host's key", False), ("secrets", "/etc/kernelswap/key is not there", True)],
+    ),
     ("GPUs unknown", committed(gpus=(), gpu_error="no driver"), PINNED, {}, [("release", "no driver", True)]),
     ("agent", committed(agent="old"), SPEC, {}, [("setup", "another version, or edited", False)]),
     ("no agent", committed(agent=""), SPEC, {}, [("setup", "agent.pyz | the agent", False)]),
