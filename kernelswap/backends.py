@@ -19,13 +19,14 @@ In a rule's texts {value} is the value of what is to be changed, {name} that of 
 from __future__ import annotations
 
 import json
-import pkgutil
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
+
+from kernelswap.agent import knowledge
 
 REFUSE, WARN = "refuse", "warn"
 FILES = ("backends.json", "conflicts.json")
@@ -75,15 +76,9 @@ def advice(
     return tuple(found)
 
 
-@lru_cache(maxsize=1)
+@cache
 def rules() -> tuple[dict[str, Any], ...]:
-    found: list[dict[str, Any]] = []
-    for name in FILES:
-        data = pkgutil.get_data("kernelswap", "knowledge/" + name)
-        if data is None:
-            raise FileNotFoundError("kernelswap/knowledge/" + name)
-        found += json.loads(data.decode())["rules"]
-    return tuple(found)
+    return tuple(rule for name in FILES for rule in json.loads(knowledge.read(name))["rules"])
 
 
 @cache
