@@ -10,7 +10,7 @@ from kernelswap import ledger
 from kernelswap.agent import glance
 from kernelswap.protocol import HostState, InstanceState, Plan, Report, decode
 
-HISTORY_SHOWN = 50  # the newest reports; older ones stay in the host's file
+HISTORY_SHOWN = glance.WHOLE  # the newest reports; older ones stay in the host's file
 
 
 @dataclass(frozen=True)
