@@ -365,7 +365,7 @@ def sglang_notes(said: engine.Answer) -> List[str]:
 
 def backend_notes(plan: Plan, said: engine.Answer, usable: Sequence[Gpu]) -> List[str]:
     """What is known of these backends. SGLang's own word goes before: where it has refused, it has said it."""
-    architectures = {f"sm{gpu.capability.replace('.', '')}" for gpu in usable if gpu.capability}
+    architectures = {hardware.architecture(gpu) for gpu in usable if gpu.capability}
     architecture = architectures.pop() if len(architectures) == 1 else ""
     method = json.loads(said.values.get("quantization", "null")) or ""
     known = backends.advice(plan.flags, plan.environment, architecture, str(method), said.version)
