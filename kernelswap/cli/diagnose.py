@@ -12,8 +12,9 @@ from pathlib import Path
 import click
 
 from kernelswap import traces
-from kernelswap.diagnosis import Finding, apart, diagnose
+from kernelswap.diagnosis import Finding, diagnose
 from kernelswap.errors import Fault
+from kernelswap.loads import apart
 from kernelswap.measured import METRICS_FILE
 from kernelswap.traces import Trace, Unreadable
 

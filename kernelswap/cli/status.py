@@ -33,7 +33,7 @@ class Row:
 @click.command()
 @click.argument("inventory", default=DEFAULT_INVENTORY)
 @click.option("--limit", multiple=True, metavar="HOST", help="Only these hosts or groups; may be given again.")
-@click.option("--drift", "drifted", is_flag=True, help="Say in what hosts are not as declared and as committed.")
+@click.option("--drift", "drifted", is_flag=True, help="Say where hosts differ from what was declared and committed.")
 @click.option("--json", "as_json", is_flag=True, help="Print all that is known, as JSON.")
 def command(inventory: str, limit: tuple[str, ...], drifted: bool, as_json: bool) -> None:
     """Show what the hosts of INVENTORY serve. Exits with 1 if something is not as it should be.
