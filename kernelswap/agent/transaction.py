@@ -275,12 +275,12 @@ class Transaction:
 
     def _drain(self) -> Seen:
         """Send the users away, and give their requests time to end. What still runs then ends with the clean stop."""
-        old, serving = self._serving()
+        port, serving = self._serving()
         if self.traffic.routers or "drain" in self.traffic.hooks:
-            self.journal = dataclasses.replace(self.journal, away=True)
+            self.journal = dataclasses.replace(self.journal, away=True, port=port)
             self._write_journal(back=False)
             self._hook("drain")
-        faults = self._leave(old.port)
+        faults = self._leave(port)
         if faults and not self._is_rollback():
             raise Failed(
                 Cause("; ".join(faults), "the router's log", "repair it, or see `drain` and `routers`", "router")
@@ -292,14 +292,14 @@ class Transaction:
             self._note_found()
         return Seen(seen)
 
-    def _serving(self) -> Tuple[Plan, Client]:
-        """What serves now. Where that is nothing of ours, or its plan is lost, the candidate's plan tells its port, and
-        it gets no key of ours."""
+    def _serving(self) -> Tuple[int, Client]:
+        """The port of what serves now, and who asks it. Where that is nothing of ours, or its plan is lost, the
+        candidate's plan tells its port, and it gets no key of ours."""
         with contextlib.suppress(OSError, ValueError):
             if self.journal.previous:
                 plan = host.read_plan(self.folders, self.journal.previous)
-                return plan, self._client(plan)
-        return self.plan, Client(client.base_url(self.plan), self.plan.served_name)
+                return plan.port, self._client(plan)
+        return self.plan.port, Client(client.base_url(self.plan), self.plan.served_name)
 
     def _leave(self, port: int) -> List[str]:
         """Take the server out of its routers; returns what went wrong and may not.
@@ -328,10 +328,11 @@ class Transaction:
     def _members(self, port: int) -> List[Member]:
         return [Member(router, self.traffic.address, port) for router in self.traffic.routers]
 
-    def _let_in(self, plan: Plan, members: Sequence[Member], back: bool) -> str:
+    def _let_in(self, members: Sequence[Member], back: bool) -> str:
         """Bring the users: into the routers, then the open hook. Raises Failed; but on the way back that is a note, as
         the known-good serves all the same, and what keeps it in its routers goes on trying."""
-        key = self._secrets(plan.release).get("api-key", "")
+        release = (self.journal.previous if back else None) or self.request.release
+        key = self._secrets(release).get("api-key", "")
         entered = 0
         for member in members:
             try:
@@ -351,14 +352,18 @@ class Transaction:
             self._note(failure.cause.what)
         return f", in {entered} router(s)" if members else ""
 
-    def _let_back_in(self, plan: Plan) -> str:
-        """Bring back the users who were sent away from what serves again, whatever that takes."""
+    def _let_back_in(self, port: int) -> str:
+        """Bring back the users who were sent away from what serves again, whatever that takes. port: its; 0 if that is
+        not known."""
         if not self.journal.away:
             return ""
-        members = self._members(plan.port)
+        members = self._members(port)
         if self.journal.previous is None:  # which we had not put there
             members = [member for member in members if member.router.url in self.journal.left]
-        return self._let_in(plan, members, back=True)
+        if members and not port:
+            self._note("put the server into its routers by hand: no plan tells its port")
+            members = []
+        return self._let_in(members, back=True)
 
     def _hook(self, moment: str, report: Optional[Report] = None) -> None:
         """Tell whoever wants to know of a moment. Raises Failed where that fails."""
@@ -603,7 +608,7 @@ class Transaction:
         units.lift_quarantine(self.plan.unit)
         self.journal = dataclasses.replace(self.journal, entered=True)
         self._write_journal(back=False)
-        return Seen("reachable from outside" + self._let_in(self.plan, self._members(self.plan.port), back=False))
+        return Seen("reachable from outside" + self._let_in(self._members(self.plan.port), back=False))
 
     def _commit(self) -> Seen:
         """Idempotent, since a recovery after the commit point runs it again."""
@@ -650,8 +655,8 @@ class Transaction:
         self.journal = dataclasses.replace(self.journal, back=True, cause=encode(cause))
         return self._back(cause)
 
-    def _refuse(self, cause: Cause) -> Report:
-        """Nothing was touched: what served, if anything did, goes on serving."""
+    def _refuse(self, cause: Cause, lost: bool = False) -> Report:
+        """Nothing was touched: what served, if anything did, goes on serving. lost: no plan can be read any more."""
         done = {step.name for step in self.journal.steps} | {self.journal.step}  # in which the agent may have died
         if "baseline" in done:
             units.lift_quarantine(self.folders.unit)
@@ -659,9 +664,9 @@ class Transaction:
             units.drop_candidate(self.folders.candidate_unit, self.folders.candidate_settings)
         serves = units.status(self.folders.unit).running  # after a boot it may still be starting
         if self.journal.away:
-            old, serving = self._serving()
-            if serving.ready():
-                self._let_back_in(old)
+            port, serving = (self.journal.port, None) if lost else self._serving()
+            if serving is None or serving.ready():  # else its routers see whether it is
+                self._let_back_in(port)
             else:
                 self._note("the server is put into its routers when it is ready")
         return self._close("refused", serving=self.journal.previous if serves else None, cause=cause)
@@ -736,7 +741,7 @@ class Transaction:
         units.drop_candidate(*candidate)
         # What ran beside it gave way to the candidate, and comes back too.
         beside = zero.start(self.folders, self.plan, self.journal.zero) if self.journal.zero else ""
-        entered = self._let_back_in(plan)
+        entered = self._let_back_in(plan.port)
         return Seen(f"reachable from outside{entered}" + (f"; {beside} started again" if beside else ""))
 
     def _back_to_zero(self, cause: Cause, rebooted: bool) -> Report:
@@ -747,7 +752,7 @@ class Transaction:
             self._step("clean", lambda: self._clean(self.plan), back=True)
         names = self._step("start", lambda: Seen(zero.start(self.folders, self.plan, there)), back=True).detail
         self._step("ready", lambda: Seen(zero.wait_healthy(self.folders, self.plan, there)), back=True)
-        self._let_back_in(self.plan)
+        self._let_back_in(self.plan.port)
         return self._close("rolled-back", serving=None, cause=cause, detail=f"{names} serves again")
 
     def _down(self, cause: Cause, detail: str) -> Report:
@@ -776,6 +781,7 @@ class Transaction:
         except (OSError, ValueError) as error:
             if self.journal.touched:
                 return self._down(cause, f"no plan can be read any more: {error}")
+            return self._refuse(cause, lost=True)
         if not self.journal.touched:
             return self._refuse(cause)
         if self.journal.step == "commit" and not self.journal.back and self._is_past_commit_point():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from router import FakeRouter
 from systemd import PORT
 from world import OLD, UNIT, Scenario, World, before
 
@@ -19,7 +20,20 @@ from kernelswap.agent.host import Folders, Journal
 from kernelswap.agent.processes import Process
 from kernelswap.agent.server import Failed
 from kernelswap.agent.transaction import Transaction
-from kernelswap.protocol import AGENT_PATH, Cause, Gpu, Plan, Request, Resolved, StepResult, decode, encode
+from kernelswap.protocol import (
+    AGENT_PATH,
+    Cause,
+    Drain,
+    Gpu,
+    Plan,
+    Request,
+    Resolved,
+    Router,
+    StepResult,
+    Traffic,
+    decode,
+    encode,
+)
 
 REQUEST = Request("20261130T023000Z-ab12", "main", "converge", "b-2", "ada@desk")
 PLAN = Plan("main", "b-2", "b", "m", "/usr/bin/python3", (), {}, "root", "/m", "m", "0.0.0.0", 30000)
@@ -316,6 +330,34 @@ def test_what_was_foreseen_is_compared_with_what_the_server_says(
     kept = files.read(world.folders.resolved("b-2")) or ""
     now = {"page_size": "32", "moe_runner_backend": '"triton"', "random_seed": "2"}
     assert decode(Resolved, kept) == Resolved("b-2", "0.5.24", now, served=True)
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["port told", "journal of an older agent"])
+def test_a_death_after_which_no_plan_can_be_read_is_refused(
+    told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a power cut: the users were sent away, nothing else was done, and the plans are torn."""
+    url = f"http://10.0.0.5:{PORT}"
+    world = before(tmp_path, WORLD)
+    with contextlib.closing(FakeRouter(url)) as router:
+        world.traffic = Traffic("10.0.0.5", (Router(router.url),), Drain(deadline=0.1))
+        monkeypatch.setattr(transaction, "SETTLED", 0.01)
+        monkeypatch.setattr(client.Client, "ready", lambda _self: True)
+        killed_at("note_found", world, monkeypatch)
+        assert not router.workers
+        for release in ("a-1", "b-2"):
+            (world.folders.release(release) / "plan.json").unlink()
+        if not told:
+            journal = host.read_journal(world.folders)
+            assert journal
+            host.write_journal(world.folders, dataclasses.replace(journal, port=0))
+        with world.entered(monkeypatch):
+            service.recover("main")
+        assert set(router.workers) == ({url} if told else set())
+    report = world.reports[-1]
+    assert (report.outcome, report.serving, world.serving) == ("refused", "a-1", {"a-1"})
+    assert report.notes[1:] == (() if told else ("put the server into its routers by hand: no plan tells its port",))
+    assert not world.folders.journal.exists()
 
 
 def test_notes_outlive_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
