@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Sequ
 
 from kernelswap.agent import files, kernel_log, processes, units
 from kernelswap.agent.kernel_log import Xid
-from kernelswap.protocol import RUN_ROOT, Gpu, Plan, Requires, Timeouts, decode, encode
+from kernelswap.protocol import RUN_ROOT, Cause, Gpu, Plan, Requires, Timeouts, decode, encode
 
 MIB = 1024 * 1024
 SILENT = Path(RUN_ROOT) / "nvml-silent.json"  # the queries that have not come back
@@ -326,6 +326,23 @@ def failure(present: Sequence[Gpu], plan: Plan, errors: Sequence[Xid]) -> Option
         if grave:
             return f"{label(gpu)} failed", kernel_log.advice(gpu, grave)
     return None
+
+
+def blamed(cause: Cause, plan: Plan, since: float) -> Cause:
+    """A GPU that failed since then (epoch seconds) is the cause, whatever the server said of it, and is no release's
+    fault."""
+    try:
+        errors = kernel_log.xids(since)
+        found = failure(of_host(plan), plan, errors)
+    except GpuError as error:  # it did answer in the preflight
+        found = str(error), "repair the driver, or reboot the host"
+    except OSError:
+        return cause
+    if found is None:
+        return cause
+    failed, todo = found
+    what = cause.what if failed in cause.what else f"{failed}; {cause.what}"
+    return replace(cause, what=what, todo=todo, signature="gpu", blame="host")
 
 
 def xids_of(plan: Plan, errors: Sequence[Xid]) -> List[Tuple[Gpu, Xid]]:

@@ -16,6 +16,7 @@ from typing import Dict, Optional
 
 from kernelswap.agent import client
 from kernelswap.agent.client import Unanswered
+from kernelswap.agent.host import Journal
 from kernelswap.protocol import Hook
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -29,6 +30,25 @@ class Told:
 
     problem: str
     output: str
+
+
+def message(moment: str, journal: Journal, outcome: Optional[str], cause: Optional[str]) -> Dict[str, Optional[str]]:
+    """What a hook is told. outcome, cause: of a swap that has ended, without secrets."""
+    request = journal.request
+    return {
+        "hook": moment,
+        "host": request.host,
+        "instance": request.instance,
+        "swap": request.swap,
+        "action": request.action,
+        "who": request.who,
+        "reason": request.reason,
+        "from": journal.previous,
+        "to": request.release,
+        "back": str(journal.back).lower(),
+        "outcome": outcome,
+        "cause": cause,
+    }
 
 
 def tell(hook: Hook, message: Dict[str, Optional[str]]) -> Told:

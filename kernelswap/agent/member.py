@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Dict, List
 
-from kernelswap.agent import client, files, host
+from kernelswap.agent import client, files, host, routers
 from kernelswap.agent.client import Client
 from kernelswap.agent.host import Folders
 from kernelswap.agent.routers import Member, RouterError
@@ -51,7 +51,7 @@ def _members(folders: Folders) -> List[Member]:
     traffic = host.traffic(folders)
     release = host.known_good(folders)
     port = host.read_plan(folders, release).port if release else 0
-    return [Member(router, traffic.address, port) for router in traffic.routers]
+    return routers.members(traffic, port)
 
 
 def look(folders: Folders, members: List[Member]) -> List[str]:

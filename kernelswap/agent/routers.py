@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from kernelswap.agent import client, network
 from kernelswap.agent.client import Unanswered
-from kernelswap.protocol import Router
+from kernelswap.protocol import Router, Traffic
 
 LIMIT = 10.0  # seconds for one question, and until a worker that was taken out is off the list
 JOIN = 60.0  # seconds until a worker that was put in is listed as healthy
@@ -100,6 +100,11 @@ class Member:
         if any(ipaddress.ip_address(name).is_loopback for name in names):  # which is the router's own host
             return bool(_addresses(_place(self.router.url)[0]) & {*here, "127.0.0.1", "::1"})
         return bool(names & here)
+
+
+def members(traffic: Traffic, port: int) -> List[Member]:
+    """The instance's server as each of its routers knows it."""
+    return [Member(router, traffic.address, port) for router in traffic.routers]
 
 
 def workers(router: Router) -> List[Worker]:

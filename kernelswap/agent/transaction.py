@@ -21,13 +21,13 @@ from kernelswap.agent import (
     clean,
     client,
     containers,
+    drain,
     engine,
     files,
     gpus,
     guard,
     hooks,
     host,
-    kernel_log,
     metrics,
     network,
     occupants,
@@ -45,7 +45,7 @@ from kernelswap.agent.events import Events
 from kernelswap.agent.host import Folders, Journal
 from kernelswap.agent.occupants import Occupants
 from kernelswap.agent.redaction import redact
-from kernelswap.agent.routers import Member, RouterError, Unreachable
+from kernelswap.agent.routers import Member
 from kernelswap.agent.served import differences, served
 from kernelswap.agent.server import Failed
 from kernelswap.agent.verify import accuracy, budget, drift, health, smoke, soak, throughput
@@ -102,7 +102,6 @@ class Unfinished(Failed):
 
 FRESH = 1.0  # seconds for which a proof of the clean host holds
 ANSWERS = 30.0  # seconds for one token of a known-good that is to be measured
-SETTLED = 1.0  # seconds without a request: what a router had sent when the server left its list has arrived by then
 COMMIT_WAITS = (0, 1, 3)  # seconds before each try to write what is left to do after the commit point
 
 
@@ -192,7 +191,7 @@ class Transaction:
         findings = preflight.look(self.folders, self.request, self.plan, found)
         for note in findings.notes:
             self._note(note)
-        if faults := [*findings.faults, *self._traffic_faults()]:
+        if faults := [*findings.faults, *drain.faults(self.folders, self.traffic, not self._is_rollback())]:
             todo = "correct these and run the same command again"
             raise Failed(Cause("; ".join(faults), where, todo, "preflight"))
         self._foresee(findings.resolved)
@@ -258,21 +257,6 @@ class Transaction:
         known = self.known or throughput.stored(self.folders, self.journal.previous, self.key)
         self._say("preflight", "note", budget.text(names, self.plan.verify.throughput, known, before))
 
-    def _traffic_faults(self) -> Iterator[str]:
-        """What would keep users from being sent away, seen before anybody is; no reason against a rollback."""
-        try:
-            host.traffic(self.folders)
-        except (OSError, ValueError) as error:
-            yield f"{self.folders.traffic} cannot be read ({error}): run the deploy again"
-        for router in () if self._is_rollback() else self.traffic.routers:
-            try:
-                routers.workers(router)
-            except Unreachable as error:
-                if self.traffic.drain.unreachable == "fail":
-                    yield f"{error}: start it, or set `drain: {{unreachable: proceed}}`"
-            except RouterError as error:
-                yield str(error)
-
     def _drain(self) -> Seen:
         """Send the users away, and give their requests time to end. What still runs then ends with the clean stop."""
         port, serving = self._serving()
@@ -287,7 +271,8 @@ class Transaction:
             )
         for fault in faults:
             self._note(fault)
-        seen = self._wait_for_requests(serving)
+        left = len(self.journal.left)
+        seen = drain.wait(serving, self.traffic.drain, left, may_fail=not self._is_rollback())
         if not self.lacking:
             self._note_found()
         return Seen(seen)
@@ -302,62 +287,33 @@ class Transaction:
         return self.plan.port, Client(client.base_url(self.plan), self.plan.served_name)
 
     def _leave(self, port: int) -> List[str]:
-        """Take the server out of its routers; returns what went wrong and may not.
+        """Take the server out of its routers, each one in the journal first; returns what went wrong and may not."""
+        members, ours = routers.members(self.traffic, port), self.journal.previous is not None
 
-        A router that cannot be reached sends nobody either, or so `drain: {unreachable: proceed}` has it.
-        """
-        faults = []
-        for member in self._members(port):
-            url = member.router.url
-            try:
-                if member.listed():
-                    self.journal = dataclasses.replace(self.journal, left=(*self.journal.left, url))
-                    self._write_journal(self.journal.back)
-                    member.leave()
-                elif self.journal.previous:
-                    self._note(f"router {url} does not list {member.url}")
-            except Unreachable as error:
-                if self.traffic.drain.unreachable == "fail":
-                    faults.append(str(error))
-                else:
-                    self._note(str(error))
-            except RouterError as error:
-                faults.append(str(error))
-        return faults
+        def leaving(url: str) -> None:
+            self.journal = dataclasses.replace(self.journal, left=(*self.journal.left, url))
+            self._write_journal(self.journal.back)
 
-    def _members(self, port: int) -> List[Member]:
-        return [Member(router, self.traffic.address, port) for router in self.traffic.routers]
+        return drain.leave(members, self.traffic.drain, ours, leaving, self._note)
 
     def _let_in(self, members: Sequence[Member], back: bool) -> str:
-        """Bring the users: into the routers, then the open hook. Raises Failed; but on the way back that is a note, as
-        the known-good serves all the same, and what keeps it in its routers goes on trying."""
+        """Bring the users: into the routers, then the open hook. Raises Failed, but not on the way back."""
         release = (self.journal.previous if back else None) or self.request.release
-        key = self._secrets(release).get("api-key", "")
-        entered = 0
-        for member in members:
-            try:
-                member.join(key)
-                entered += 1
-            except Unreachable as error:
-                self._note(f"{error}: the server is put in when it does")
-            except RouterError as error:
-                if not back:
-                    raise Failed(Cause(str(error), member.router.url, "see the router's log", "router")) from None
-                self._note(f"{error}: it is tried again")
+        seen = drain.let_in(members, self._secrets(release).get("api-key", ""), back, self._note)
         try:
             self._hook("open")
         except Failed as failure:
             if not back:
                 raise
             self._note(failure.cause.what)
-        return f", in {entered} router(s)" if members else ""
+        return seen
 
     def _let_back_in(self, port: int) -> str:
         """Bring back the users who were sent away from what serves again, whatever that takes. port: its; 0 if that is
         not known."""
         if not self.journal.away:
             return ""
-        members = self._members(port)
+        members = routers.members(self.traffic, port)
         if self.journal.previous is None:  # which we had not put there
             members = [member for member in members if member.router.url in self.journal.left]
         if members and not port:
@@ -370,24 +326,9 @@ class Transaction:
         hook = self.traffic.hooks.get(moment)
         if hook is None:
             return
-        request = self.request
-        told = hooks.tell(
-            hook,
-            {
-                "hook": moment,
-                "host": request.host,
-                "instance": request.instance,
-                "swap": request.swap,
-                "action": request.action,
-                "who": request.who,
-                "reason": request.reason,
-                "from": self.journal.previous,
-                "to": request.release,
-                "back": str(self.journal.back).lower(),
-                "outcome": report.outcome if report else None,
-                "cause": self._redact(report.cause.what) if report and report.cause else None,
-            },
-        )
+        outcome, cause = (report.outcome, report.cause) if report else (None, None)
+        what = self._redact(cause.what) if cause else None
+        told = hooks.tell(hook, hooks.message(moment, self.journal, outcome, what))
         name = hooks.describe(moment, hook)
         self._keep(hooks.HOOKS_FILE, [f"{name}: {told.problem or 'ok'}", *told.output.splitlines()])
         if told.problem:
@@ -400,7 +341,7 @@ class Transaction:
         try:
             old = host.read_plan(self.folders, str(self.journal.previous))
             units.quarantine(old.unit, network.own_addresses())
-            if left := self._left_running(self._client(old)):
+            if left := drain.left_running(self._client(old), self.traffic.drain.deadline):
                 raise throughput.Unmeasured(f"{left} request(s) of others are still running")
             self._client(old).generate(smoke.unique("baseline?"), 1, ANSWERS)  # one that hangs ends this here
             target = throughput.Target(old, self._secrets(old.release))
@@ -414,34 +355,6 @@ class Transaction:
             seen = f"not measured, so the candidate is {what}: {error}"
         self._note_found()
         return Seen(seen)
-
-    def _left_running(self, server: Client, settled: float = 0) -> Optional[int]:
-        """How many requests a server has left after its time to drain; None if it does not say. settled: seconds for
-        which it must have had none."""
-        start, idle = time.monotonic(), None
-        while True:
-            count, now = server.running_requests(), time.monotonic()
-            idle = (now if idle is None else idle) if count == 0 else None
-            if count is None or (idle is not None and now - idle >= settled):
-                return count
-            if now - start >= self.traffic.drain.deadline:
-                return count
-            time.sleep(0.25)
-
-    def _wait_for_requests(self, server: Client) -> str:
-        """Raises Failed where requests must not be cut off, and may be."""
-        drain, left = self.traffic.drain, len(self.journal.left)
-        count = self._left_running(server, SETTLED if left else 0)
-        if count is None and not server.ready():
-            running, why = "nothing answers", ""  # whom a stop would cut off
-        elif count is None:
-            running, why = "running requests unknown", ": the server has neither /v1/loads nor --enable-metrics"
-        else:
-            running, why = f"{count} request(s) running", f" after {drain.deadline:g} s" if count else ""
-        if why and drain.then == "fail" and not self._is_rollback():
-            todo = "raise `drain: {deadline: ...}`, or let the stop end them: `drain: {then: proceed}`"
-            raise Failed(Cause(running + why, server.base, todo, "drain"))
-        return f"out of {left} router(s), {running}" if left else running
 
     def _note_found(self) -> None:
         """Before anything stops, write down all that is needed to bring it back."""
@@ -608,7 +521,8 @@ class Transaction:
         units.lift_quarantine(self.plan.unit)
         self.journal = dataclasses.replace(self.journal, entered=True)
         self._write_journal(back=False)
-        return Seen("reachable from outside" + self._let_in(self._members(self.plan.port), back=False))
+        members = routers.members(self.traffic, self.plan.port)
+        return Seen("reachable from outside" + self._let_in(members, back=False))
 
     def _commit(self) -> Seen:
         """Idempotent, since a recovery after the commit point runs it again."""
@@ -651,7 +565,7 @@ class Transaction:
     def _fail(self, cause: Cause) -> Report:
         if not self.journal.touched:
             return self._refuse(cause)
-        cause = self._ask_gpus(self._keep_log(cause))
+        cause = gpus.blamed(self._keep_log(cause), self.plan, self.journal.started)
         self.journal = dataclasses.replace(self.journal, back=True, cause=encode(cause))
         return self._back(cause)
 
@@ -722,7 +636,8 @@ class Transaction:
             self.journal = dataclasses.replace(self.journal, away=True)
             for fault in self._leave(self.plan.port):
                 self._note(fault)
-            self._left_running(self._client(self.plan), SETTLED if self.traffic.routers else 0)
+            settled = drain.SETTLED if self.traffic.routers else 0
+            drain.left_running(self._client(self.plan), self.traffic.drain.deadline, settled)
         units.stop(self.plan.unit, self.plan.timeouts.stop)
         if self.journal.previous:  # what ran beside it may not have been stopped yet
             for unit in self.journal.zero.units:
@@ -953,21 +868,6 @@ class Transaction:
             if cause.where.startswith("journalctl"):
                 return dataclasses.replace(cause, where=f"{kept}:{cause.line}" if cause.line else str(kept))
         return cause
-
-    def _ask_gpus(self, cause: Cause) -> Cause:
-        """A GPU that failed during the swap is the cause, whatever the server said of it, and is no release's fault."""
-        try:
-            errors = kernel_log.xids(since=self.journal.started)
-            found = gpus.failure(gpus.of_host(self.plan), self.plan, errors)
-        except gpus.GpuError as error:  # it did answer in the preflight
-            found = str(error), "repair the driver, or reboot the host"
-        except OSError:
-            return cause
-        if found is None:
-            return cause
-        failure, todo = found
-        what = cause.what if failure in cause.what else f"{failure}; {cause.what}"
-        return dataclasses.replace(cause, what=what, todo=todo, signature="gpu", blame="host")
 
     def _tell_xids(self) -> None:
         with contextlib.suppress(OSError, gpus.GpuError):

@@ -12,7 +12,7 @@ import pytest
 from router import FakeRouter
 from world import OLD, Scenario, World, before
 
-from kernelswap.agent import client, files, network, routers, service, transaction
+from kernelswap.agent import client, drain, files, network, routers, service, transaction
 from kernelswap.agent.hooks import HOOKS_FILE
 from kernelswap.agent.transaction import Transaction
 from kernelswap.protocol import Drain, Hook, Report, Request, Router, Traffic, encode
@@ -26,7 +26,7 @@ STEPS = ("preflight", "drain", "activate", "stop", "clean", "start", "ready", "s
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routers, "LIMIT", 5.0)
     monkeypatch.setattr(routers, "JOIN", 2.0)
-    monkeypatch.setattr(transaction, "SETTLED", 0.01)
+    monkeypatch.setattr(drain, "SETTLED", 0.01)
     monkeypatch.setattr(network, "own_addresses", lambda: ["127.0.0.0/8", "10.0.0.5"])
 
 

@@ -15,7 +15,7 @@ from router import FakeRouter
 from systemd import PORT
 from world import OLD, UNIT, Scenario, World, before
 
-from kernelswap.agent import clean, client, engine, files, gpus, host, service, transaction, units, zero
+from kernelswap.agent import clean, client, drain, engine, files, gpus, host, service, transaction, units, zero
 from kernelswap.agent.host import Folders, Journal
 from kernelswap.agent.processes import Process
 from kernelswap.agent.server import Failed
@@ -290,13 +290,12 @@ def no_nvml(*_: object) -> tuple[Gpu, ...]:
     raise gpus.GpuError("NVML gives no answer within 60 s")
 
 
-def test_a_driver_that_hangs_during_the_swap_bars_no_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    swap = Transaction(Folders("main", tmp_path), Journal(REQUEST, time.time(), "boot-1"))
-    swap.plan = dataclasses.replace(PLAN, gpus=("GPU-a",))
+def test_a_driver_that_hangs_during_the_swap_bars_no_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, started = dataclasses.replace(PLAN, gpus=("GPU-a",)), time.time()
     monkeypatch.setattr(gpus, "read", no_nvml)
-    cause = swap._ask_gpus(Cause("CUDA error", "log:7", "another backend", "cuda", "release"))
+    cause = gpus.blamed(Cause("CUDA error", "log:7", "another backend", "cuda", "release"), plan, started)
     assert (cause.blame, cause.what) == ("host", "NVML gives no answer within 60 s; CUDA error")
-    assert swap._ask_gpus(cause) == cause, "not told twice"
+    assert gpus.blamed(cause, plan, started) == cause, "not told twice"
 
 
 def test_release_zero_is_found_back_without_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,7 +340,7 @@ def test_a_death_after_which_no_plan_can_be_read_is_refused(
     world = before(tmp_path, WORLD)
     with contextlib.closing(FakeRouter(url)) as router:
         world.traffic = Traffic("10.0.0.5", (Router(router.url),), Drain(deadline=0.1))
-        monkeypatch.setattr(transaction, "SETTLED", 0.01)
+        monkeypatch.setattr(drain, "SETTLED", 0.01)
         monkeypatch.setattr(client.Client, "ready", lambda _self: True)
         killed_at("note_found", world, monkeypatch)
         assert not router.workers
