@@ -31,6 +31,7 @@ from typing import (
 
 CONFIG_ROOT = "/etc/kernelswap"  # releases, the known-good link, the host's key
 TRAFFIC_FILE = "traffic.json"  # below CONFIG_ROOT/INSTANCE, see Traffic
+PLAN_FILE = "plan.json"  # a release's Plan, in its folder
 STATE_ROOT = "/var/lib/kernelswap"  # journal, lock, history, evidence
 PYTHON = "/usr/bin/python3"  # the host's, which runs the agent; an engine has its own
 AGENT_PATH = "/usr/local/lib/kernelswap/agent.pyz"

@@ -30,11 +30,11 @@ from kernelswap.protocol import (
     gpu_indices,
     unit_name,
 )
+from kernelswap.protocol import PLAN_FILE as PLAN_FILE  # others have it from here
 from kernelswap.seal import SECRETS_FILE, UNNAMED
 from kernelswap.servers import Secret, ServerSpec
 
 LOGGING_FILE = "logging.json"
-PLAN_FILE = "plan.json"
 UNIT_TEMPLATE = "sglang.service.j2"
 MAX_UNIT_LINE = 1024 * 1024 - 1  # systemd's own limit
 

@@ -39,13 +39,13 @@ from kernelswap.measured import INSTALLED_FILE, Installed
 from kernelswap.protocol import (
     CONFIG_ROOT,
     KEY_PATH,
+    PLAN_FILE,
     Finding,
     Gpu,
     HostDrift,
     Plan,
     Resolved,
     Server,
-    decode,
     unit_name,
 )
 from kernelswap.seal import SECRETS_FILE
@@ -77,7 +77,7 @@ def on_host() -> List[str]:
 
 
 def _committed(folders: Folders) -> Optional[Plan]:
-    return inspection.read_plan(folders, host.known_good(folders))
+    return host.plan_or_none(folders, host.known_good(folders))
 
 
 def blind(kind: str, where: str, why: str, instance: str = "", todo: str = "look at it by hand") -> Finding:
@@ -147,7 +147,7 @@ def _instance(folders: Folders, present: Sequence[Gpu], gpu_error: str) -> Itera
         yield from staged(_staged(folders, each, place), name, key)
     plan = _committed(folders)
     if plan is None:
-        where = str(folders.known_good / "plan.json")
+        where = str(folders.known_good / PLAN_FILE)
         yield Finding("staged", where, "the plan of the known-good", "cannot be read", DEPLOY, name)
         return
     secrets = host.secrets(folders, release)
@@ -166,7 +166,7 @@ def _instance(folders: Folders, present: Sequence[Gpu], gpu_error: str) -> Itera
 
 
 def _staged(folders: Folders, name: str, folder: Path) -> Staged:
-    plan = inspection.read_plan(folders, name)
+    plan = host.plan_or_none(folders, name)
     names = sorted({folders.unit, *(plan.digests if plan else ())})
     secret = folder / SECRETS_FILE
     return Staged(
@@ -228,12 +228,12 @@ def _answers(folders: Folders, plan: Plan, secrets: Mapping[str, str]) -> Iterat
     """What the server says of itself, against what it said when it was committed."""
     url, name = client.base_url(plan), folders.instance
     where = f"{url}/server_info"
-    try:
-        known = decode(Resolved, files.read(folders.resolved(plan.release)) or "")
-        info = Client(url, plan.served_name, secrets.get("api-key", "")).server_info()
-    except (OSError, ValueError):
+    known = host.resolved(folders, plan.release)
+    if known is None:
         yield blind("resolved", where, "what SGLang had resolved at the commit was not kept", name, "swap once more")
         return
+    try:
+        info = Client(url, plan.served_name, secrets.get("api-key", "")).server_info()
     except Unanswered as error:
         yield blind("resolved", where, redact(str(error), list(secrets.values())), name, "see `kernelswap status`")
         return
@@ -268,7 +268,7 @@ def swapping(instance: str, swap: str, who: str, step: str, active: bool) -> Fin
 def staged(seen: Staged, instance: str, key: str) -> Iterator[Finding]:
     """Whether a staged release is as it was rendered: by its plan, and by its name, which is a digest of it all."""
     if seen.plan is None:
-        where = f"{seen.folder}/plan.json"
+        where = f"{seen.folder}/{PLAN_FILE}"
         yield Finding("staged", where, "the plan of the release", "cannot be read", _renew(where), instance, seen.name)
         return
     faults = [

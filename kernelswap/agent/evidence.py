@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
-from kernelswap import protocol
-from kernelswap.agent import files, host
+from kernelswap.agent import host
 from kernelswap.agent.host import Folders, Journal
 from kernelswap.measured import ACCURACY_FILE, BENCH_FILE, DRIFT_FILE, GPU_FILE, METRICS_FILE, THROUGHPUT_FILE
-from kernelswap.protocol import Evidence, Plan, Report, Resolved, decode
+from kernelswap.protocol import Evidence, Report
 
 SWAPS_SHOWN = 50
 WHOLE = (THROUGHPUT_FILE, DRIFT_FILE, ACCURACY_FILE)
@@ -37,8 +35,7 @@ def find(folders: Sequence[Folders], swap: str) -> Evidence:
 def _ended(folders: Folders) -> List[Report]:
     """As the history tells, and the one that could not be written to it."""
     reports = {report.request.swap: report for report in host.history(folders)}
-    with contextlib.suppress(ValueError):
-        last = decode(Report, files.read(folders.unrecorded) or "")
+    if last := host.unrecorded(folders):
         reports.setdefault(last.request.swap, last)
     return list(reports.values())
 
@@ -66,23 +63,9 @@ def _of(folders: Folders, report: Report) -> Evidence:
         report=report,
         files=texts,
         rows=rows,
-        plans=tuple(filter(None, (_plan(folders, name) for name in releases))),
-        resolved=tuple(filter(None, (_resolved(folders, name) for name in releases))),
+        plans=tuple(filter(None, (host.plan_or_none(folders, name) for name in releases))),
+        resolved=tuple(filter(None, (host.resolved(folders, name) for name in releases))),
     )
-
-
-def _plan(folders: Folders, release: str) -> Optional[Plan]:
-    try:
-        return host.read_plan(folders, release)
-    except (OSError, ValueError):
-        return None
-
-
-def _resolved(folders: Folders, release: str) -> Optional[Resolved]:
-    try:
-        return decode(protocol.Resolved, files.read(folders.resolved(release)) or "")
-    except (OSError, ValueError):
-        return None
 
 
 def _read(path: Path) -> Optional[Tuple[str, int]]:

@@ -17,11 +17,13 @@ from kernelswap.agent import files
 from kernelswap.agent.containers import FoundContainer
 from kernelswap.protocol import (
     CONFIG_ROOT,
+    PLAN_FILE,
     STATE_ROOT,
     TRAFFIC_FILE,
     Plan,
     Report,
     Request,
+    Resolved,
     StepResult,
     Traffic,
     decode,
@@ -245,7 +247,23 @@ def spare(folders: Folders, do: Callable[[], None]) -> None:
 
 def read_plan(folders: Folders, release: str) -> Plan:
     """The plan of a staged release. Raises FileNotFoundError or ValueError if it is missing or broken."""
-    return decode(Plan, (folders.release(release) / "plan.json").read_text(encoding="utf-8"))
+    return decode(Plan, (folders.release(release) / PLAN_FILE).read_text(encoding="utf-8"))
+
+
+def plan_or_none(folders: Folders, release: Optional[str]) -> Optional[Plan]:
+    """The plan of a staged release; None if there is none that can be read."""
+    try:
+        return read_plan(folders, release) if release else None
+    except (OSError, ValueError):
+        return None
+
+
+def resolved(folders: Folders, release: str) -> Optional[Resolved]:
+    """What SGLang made of a release's command line; None if that was not kept, or cannot be read."""
+    try:
+        return decode(Resolved, files.read(folders.resolved(release)) or "")
+    except (OSError, ValueError):
+        return None
 
 
 def torn_files(folders: Folders, plan: Plan) -> List[str]:
@@ -331,16 +349,23 @@ def staged(folders: Folders) -> List[str]:
     if not folders.releases.is_dir():
         return []
     entries = (entry for entry in folders.releases.iterdir() if not entry.name.startswith("."))
-    return sorted(entry.name for entry in entries if (entry / "plan.json").is_file())
+    return sorted(entry.name for entry in entries if (entry / PLAN_FILE).is_file())
 
 
 def report(folders: Folders, swap: str) -> Optional[Report]:
     """How a swap ended; None if it has not."""
     found = [report for report in history(folders) if report.request.swap == swap]
-    with contextlib.suppress(ValueError):
-        last = decode(Report, files.read(folders.unrecorded) or "")
-        found += [last] if last.request.swap == swap else []
+    last = unrecorded(folders)
+    found += [last] if last and last.request.swap == swap else []
     return found[0] if found else None
+
+
+def unrecorded(folders: Folders) -> Optional[Report]:
+    """The end that could not be written into the history; None if there is none."""
+    try:
+        return decode(Report, files.read(folders.unrecorded) or "")
+    except ValueError:
+        return None
 
 
 def record(folders: Folders, report: Report) -> None:

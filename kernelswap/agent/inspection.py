@@ -7,13 +7,13 @@ rarely (servers of others, health, GPUs) is imported where it is needed: loading
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Optional, Sequence, Tuple
+from typing import Sequence, Tuple
 
 from kernelswap.agent import glance, host, units
 from kernelswap.agent.host import Folders
 from kernelswap.agent.running import running
 from kernelswap.agent.state import Unit, state_of
-from kernelswap.protocol import Gpu, HostState, InstanceState, Plan, RouterState, Server, unit_name
+from kernelswap.protocol import Gpu, HostState, InstanceState, RouterState, Server, unit_name
 
 GPU_LIMIT = 45.0  # seconds; with a server's health it stays below what the controller waits
 
@@ -43,14 +43,6 @@ def inspect(
 def _seen(status: units.UnitStatus) -> Unit:
     there = status.fragment or status.running
     return Unit(status.active if there else "absent", status.main_pid, status.since, status.enabled)
-
-
-def read_plan(folders: Folders, release: Optional[str]) -> Optional[Plan]:
-    """A staged release's plan; None if there is none that can be read."""
-    try:
-        return host.read_plan(folders, release) if release else None
-    except (OSError, ValueError):
-        return None
 
 
 def _health(state: InstanceState) -> str:

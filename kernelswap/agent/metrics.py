@@ -106,9 +106,7 @@ def write(folders: Folders) -> None:
         return
     with contextlib.suppress(OSError):
         release = host.known_good(folders)
-        plan = None
-        with contextlib.suppress(OSError, ValueError):
-            plan = host.read_plan(folders, release) if release else None
+        plan = host.plan_or_none(folders, release)
         history = host.history(folders)
         last = history[-1] if history else None
         told = of_instance(folders.instance, release, plan, host.tally(folders, history), last)

@@ -14,7 +14,7 @@ from kernelswap.agent.processes import Process
 from kernelswap.agent.redaction import hide_secrets, redact
 from kernelswap.agent.running import running
 from kernelswap.agent.served import served
-from kernelswap.protocol import HostReleases, LiveServer, Plan, Releases, Resolved, decode, unit_name
+from kernelswap.protocol import HostReleases, LiveServer, Plan, Releases, unit_name
 
 # What systemd (systemd.exec(5)), PAM, sudo and shells add to every process of theirs: no part of a server.
 AMBIENT = re.compile(
@@ -34,8 +34,8 @@ def releases(instances: Sequence[str], live: bool, gpus: bool) -> HostReleases:
 
 
 def _staged(folders: Folders) -> Releases:
-    plans = [inspection.read_plan(folders, name) for name in host.staged(folders)]
-    resolved = [_resolved(folders, plan.release) for plan in plans if plan]
+    plans = [host.plan_or_none(folders, name) for name in host.staged(folders)]
+    resolved = [host.resolved(folders, plan.release) for plan in plans if plan]
     return Releases(
         instance=folders.instance,
         known_good=host.known_good(folders),
@@ -43,13 +43,6 @@ def _staged(folders: Folders) -> Releases:
         plans=tuple(plan for plan in plans if plan),
         resolved=tuple(item for item in resolved if item),
     )
-
-
-def _resolved(folders: Folders, release: str) -> Optional[Resolved]:
-    try:
-        return decode(Resolved, files.read(folders.resolved(release)) or "")
-    except ValueError:
-        return None
 
 
 def _servers(instances: Sequence[str]) -> Tuple[LiveServer, ...]:
@@ -75,7 +68,7 @@ def _live(table: Dict[int, Process], head: Process, unit: Optional[str], folders
     resolved, problem = None, ""
     try:
         info = _ask(table, head, process, secrets.get("api-key", ""))
-        known = _resolved(folders, release) if folders and release else None
+        known = host.resolved(folders, release) if folders and release else None
         resolved = served(info, release, list(secrets.values()), known)
     except Unanswered as error:
         problem = redact(str(error), list(secrets.values()))
@@ -114,7 +107,7 @@ def _python(process: Process, environment: Mapping[str, str]) -> str:
 
 
 def _environment(values: Mapping[str, str], folders: Optional[Folders], release: str) -> Dict[str, str]:
-    own = own_environment(values, folders, inspection.read_plan(folders, release) if folders else None)
+    own = own_environment(values, folders, host.plan_or_none(folders, release) if folders else None)
     hidden = hide_secrets([f"{name}={value}" for name, value in own.items()])
     return dict(word.split("=", 1) for word in hidden)
 

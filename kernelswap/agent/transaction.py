@@ -216,9 +216,7 @@ class Transaction:
     def _note_served(self, plan: Plan, server: Client) -> None:
         """What the running server made of its command line is what counts; a difference is worth knowing."""
         path = self.folders.resolved(plan.release)
-        foreseen: Optional[Resolved] = None
-        with contextlib.suppress(OSError, ValueError):
-            foreseen = decode(Resolved, files.read(path) or "")
+        foreseen = host.resolved(self.folders, plan.release)
         with contextlib.suppress(OSError, Unanswered):
             secrets = list(self._secrets(plan.release).values())
             found = served(server.server_info(), plan.release, secrets, foreseen)
