@@ -92,10 +92,10 @@ def unpinned(spec: ServerSpec, state: HostState) -> Refused | None:
 
     # Whether they can be used is for the agent to say; here it is enough to know them.
     seen = [dataclasses.replace(gpu, error="" if gpu.uuid else gpu.error) for gpu in state.gpus]
-    faults = [fault.rpartition(": ") for fault in gpus.faults(seen, spec.gpus)]
+    faults = gpus.faults(seen, spec.gpus)
     if not faults:
         return None
-    return Refused(spec.instance, "; ".join(what for what, _, _ in faults), "; ".join(todo for _, _, todo in faults))
+    return Refused(spec.instance, "; ".join(fault.what for fault in faults), "; ".join(fault.todo for fault in faults))
 
 
 def roll_back(seen: InstanceState) -> Decision:

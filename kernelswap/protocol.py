@@ -333,11 +333,24 @@ class Request:
 
 
 @dataclass(frozen=True)
+class HostFault:
+    """What on a host stands against a swap, seen before anything is touched, and the way out. errors.Fault is one in
+    what people wrote."""
+
+    what: str
+    todo: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.todo}"
+
+
+@dataclass(frozen=True)
 class Cause:
     """Why a step failed. what: one line; where: the file or command that shows more; todo: what to try.
 
     signature: the known fault's id, or "unknown". blame: `release` bars the release, `host` does not. retry: the same
-    release may work on a second try as it is. line: the 1-based line of the log that says it.
+    release may work on a second try as it is. line: the 1-based line of the log that says it. faults: where there is
+    more than one, each by itself; `what` has all of them.
     """
 
     what: str
@@ -347,6 +360,12 @@ class Cause:
     blame: str = "host"
     retry: bool = False
     line: Optional[int] = None
+    faults: Tuple[HostFault, ...] = ()
+
+    @property
+    def brief(self) -> str:
+        """What, for a place near which the faults are told each by itself."""
+        return f"{len(self.faults)} faults" if self.faults else self.what
 
     @property
     def again(self) -> str:

@@ -23,17 +23,22 @@ def headline(report: Report) -> str:
 
 
 def details(report: Report) -> List[str]:
-    """Of a swap that failed: where, at which step, why, the evidence, and the next command to type; a line each."""
+    """Of a swap that failed: where, at which step, why, the evidence, and the next command to type; a line each.
+
+    Where there are several faults, each has its own line below the cause, with its way out.
+    """
     cause, request = report.cause, report.request
     if cause is None:
         return []
     host = f"host {request.host}, " if request.host else ""
     step = f", step {report.failed_step}" if report.failed_step else ""
     again = "" if report.outcome == "refused" else f"; {cause.again}"
+    why = [f"cause: {cause.what}", f"try: {cause.todo}{again}"]
+    if cause.faults:
+        why = [f"cause: {cause.brief}:", *(f"  {fault}" for fault in cause.faults)]
     return [
         f"where: {host}instance {request.instance}{step}",
-        f"cause: {cause.what}",
-        f"try: {cause.todo}{again}",
+        *why,
         f"see: {cause.where}",
         f"evidence: {report.evidence}",
         f"next: {next_command(report)}",

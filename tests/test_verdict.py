@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kernelswap import verdict
-from kernelswap.protocol import Cause, Report, Request, StepResult
+from kernelswap.protocol import Cause, HostFault, Report, Request, StepResult
 
 COMMAND = "pyinfra inventory/gpu.py deploy.py --profile trtllm"
 REQUEST = Request("id", "main", "converge", "trtllm-1", "ada@desk", host="gpu7", command=COMMAND)
@@ -35,6 +35,22 @@ def test_every_message_of_a_failed_swap_is_whole(outcome: str, blame: str) -> No
     for words in ("gpu7", "main", "step ready", CAUSE.what, "install it", "evidence: /e", f"{COMMAND}"):
         assert words in said
     assert ("--force" in said) == (blame == "release" and outcome != "refused")
+
+
+def test_faults_have_a_line_each_with_its_way_out() -> None:
+    faults = (HostFault("port 30000 is taken by nginx", "stop it"), HostFault("/run has 1 MiB free", "free disk space"))
+    cause = Cause("; ".join(map(str, faults)), "/r", "correct these", "preflight", faults=faults)
+    refused = replace(FAILED, outcome="refused", cause=cause, steps=(StepResult("preflight", 0.1, False),))
+    assert verdict.text(refused).splitlines() == [
+        "REFUSED trtllm-1, nothing was touched",
+        "  where: host gpu7, instance main, step preflight",
+        "  cause: 2 faults:",
+        "    port 30000 is taken by nginx: stop it",
+        "    /run has 1 MiB free: free disk space",
+        "  see: /r",
+        "  evidence: /e",
+        f"  next: {COMMAND}",
+    ]
 
 
 def test_what_was_forced_is_not_told_to_be_forced() -> None:

@@ -105,7 +105,7 @@ def held_gpus(
     """
     mine = gpus.assigned(present, plan.gpus)
     left = list(occupants.foreign_holders(table, found, mine).values())
-    left += gpus.faults(present, plan.gpus) if gpus.needs(plan) else []
+    left += map(str, gpus.faults(present, plan.gpus) if gpus.needs(plan) else ())
     for gpu in mine:
         if idle.is_held(gpu, plan, levels):
             first = time.strftime("%H:%M:%S", time.localtime(held_since.setdefault(gpu.uuid, time.time())))
@@ -141,5 +141,6 @@ def what_helps(present: Sequence[Gpu], plan: Plan, levels: Mapping[str, int], er
         if gpu.error or (idle.is_held(gpu, plan, levels) and not gpu.pids):
             reset = f"the kernel log has nothing of it: {kernel_log.action('reset', gpu)}"
             new = "" if gpu.error or gpu.uuid in levels else "; if that is its idle level, raise `memory-margin`"
-            todo.append(f"GPU {gpu.index}: {kernel_log.advice(gpu, kernel_log.of(gpu, present, errors)) or reset}{new}")
+            said = kernel_log.gravest(gpu, kernel_log.of(gpu, present, errors))
+            todo.append(f"GPU {gpu.index}: {said or reset}{new}")
     return "; ".join(todo) or "end what is left"

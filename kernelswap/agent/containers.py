@@ -8,6 +8,8 @@ import subprocess
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional
 
+from kernelswap.protocol import HostFault
+
 ID = "([0-9a-f]{64})"
 # Runtime by what it calls a container's cgroup; under cgroup v1 too, and inside a user's slice (rootless).
 CGROUPS = (
@@ -125,20 +127,20 @@ def found(where: Place, answer: Dict[str, Any], serves: bool = True) -> FoundCon
     )
 
 
-def obstacle(container: FoundContainer, answer: Dict[str, Any]) -> str:
-    """Why a container cannot be taken over, with what to do; "" if it can."""
+def obstacle(container: FoundContainer, answer: Dict[str, Any]) -> Optional[HostFault]:
+    """Why a container cannot be taken over; None if it can."""
     labels = (answer.get("Config") or {}).get("Labels") or {}
     stop = f"{container.runtime} stop {container.name}"
     if labels.get("com.docker.swarm.service.name"):
         service = labels["com.docker.swarm.service.name"]
-        return f"swarm would start it again: docker service scale {service}=0"
+        return HostFault("swarm would start it again", f"docker service scale {service}=0")
     if labels.get("PODMAN_SYSTEMD_UNIT"):
-        return f"a unit starts it: systemctl stop {labels['PODMAN_SYSTEMD_UNIT']}"
+        return HostFault("a unit starts it", f"systemctl stop {labels['PODMAN_SYSTEMD_UNIT']}")
     if (answer.get("HostConfig") or {}).get("AutoRemove"):
-        return f"it is removed when it ends (--rm) and could not come back: {stop}"
+        return HostFault("it is removed when it ends (--rm) and could not come back", stop)
     if container.runtime == "podman" and container.restart not in NO:
-        return f"podman cannot change its restart policy ({container.restart}): {stop}"
-    return ""
+        return HostFault(f"podman cannot change its restart policy ({container.restart})", stop)
+    return None
 
 
 def stop(container: FoundContainer, timeout: float) -> None:

@@ -13,30 +13,30 @@ from kernelswap.agent.client import Client
 from kernelswap.agent.host import Folders
 from kernelswap.agent.routers import Member, RouterError, Unreachable
 from kernelswap.agent.server import Failed
-from kernelswap.protocol import Cause, Drain, Traffic
+from kernelswap.protocol import Cause, Drain, HostFault, Traffic
 
 SETTLED = 1.0  # seconds without a request: what a router had sent when the server left its list has arrived by then
 
 
-def faults(folders: Folders, traffic: Traffic, blocking: bool) -> Iterator[str]:
+def faults(folders: Folders, traffic: Traffic, blocking: bool) -> Iterator[HostFault]:
     """What would keep users from being sent away, seen before anybody is. blocking: whether a router may do so."""
     try:
         host.traffic(folders)
     except (OSError, ValueError) as error:
-        yield f"{folders.traffic} cannot be read ({error}): run the deploy again"
+        yield HostFault(f"{folders.traffic} cannot be read ({error})", "run the deploy again")
     for router in traffic.routers if blocking else ():
         try:
             routers.workers(router)
         except Unreachable as error:
             if traffic.drain.unreachable == "fail":
-                yield f"{error}: start it, or set `drain: {{unreachable: proceed}}`"
+                yield error.fault
         except RouterError as error:
-            yield str(error)
+            yield error.fault
 
 
 def leave(
     members: Sequence[Member], drain: Drain, expected: bool, leaving: Callable[[str], None], note: Callable[[str], None]
-) -> List[str]:
+) -> List[HostFault]:
     """Take the server out of its routers; returns what went wrong and may not.
 
     A router that cannot be reached sends nobody either, or so `drain: {unreachable: proceed}` has it.
@@ -54,11 +54,11 @@ def leave(
                 note(f"router {url} does not list {member.url}")
         except Unreachable as error:
             if drain.unreachable == "fail":
-                wrong.append(str(error))
+                wrong.append(error.fault)
             else:
                 note(str(error))
         except RouterError as error:
-            wrong.append(str(error))
+            wrong.append(error.fault)
     return wrong
 
 

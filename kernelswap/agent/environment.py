@@ -12,7 +12,7 @@ from typing import Any, List, Tuple
 
 from kernelswap.agent import gpus, knowledge
 from kernelswap.agent.model_files import ModelFiles
-from kernelswap.protocol import Plan
+from kernelswap.protocol import HostFault, Plan
 
 MIB = 1024 * 1024
 SHM = Path("/dev/shm")  # noqa: S108 - the very place
@@ -24,7 +24,7 @@ CLOCK_ERROR_MAX = 16_000_000  # microseconds; from this error on systemd says th
 ALTERNATIVES = {"c++": ("c++", "g++", "clang++"), "cc": ("cc", "gcc", "clang")}
 
 
-def faults(plan: Plan) -> List[str]:
+def faults(plan: Plan) -> List[HostFault]:
     return [*_shared_memory(plan)[0], *_host_cache(plan)[0]]
 
 
@@ -33,29 +33,29 @@ def notes(plan: Plan, model: ModelFiles) -> List[str]:
     return [*_shared_memory(plan)[1], *_host_cache(plan)[1], *loading, *_compilers(plan, model), *_clock()]
 
 
-def _shared_memory(plan: Plan) -> Tuple[List[str], List[str]]:
+def _shared_memory(plan: Plan) -> Tuple[List[HostFault], List[str]]:
     """Faults and notes. What the old server holds is free again before the start, so only the size is certain."""
     if plan.schedulers < 2:
         return [], []
     try:
         found = os.statvfs(SHM)
     except OSError as error:
-        return [f"{SHM}: {error.strerror}, and ranks talk through it: mount a tmpfs there"], []
+        return [HostFault(f"{SHM}: {error.strerror}, and ranks talk through it", "mount a tmpfs there")], []
     size, free = (blocks * found.f_frsize // MIB for blocks in (found.f_blocks, found.f_bavail))
     todo = f"mount -o remount,size=8g {SHM}"
     if size < SHM_MIN:
-        return [f"{SHM} has {size} MiB, {SHM_MIN} MiB are needed for ranks to talk through: {todo}"], []
+        return [HostFault(f"{SHM} has {size} MiB, {SHM_MIN} MiB are needed for ranks to talk through", todo)], []
     return [], [f"{SHM} has {free} of {size} MiB free, NCCL may need more: {todo}"] if free < SHM_GOOD else []
 
 
-def _host_cache(plan: Plan) -> Tuple[List[str], List[str]]:
+def _host_cache(plan: Plan) -> Tuple[List[HostFault], List[str]]:
     """Faults and notes of the cache that each rank keeps in the host's memory (GB, memory_pool_host.py)."""
     given = plan.flags.get("hicache-size", "") if "enable-hierarchical-cache" in plan.flags else ""
     need = int(given) * plan.schedulers * 10**9 // MIB if given.isdecimal() else 0
     total, available = memory()
     line = f"--hicache-size takes {need} MiB of the host's memory for {plan.schedulers} ranks"
     if need > total > 0:
-        return [f"{line}, it has {total} MiB: lower it"], []
+        return [HostFault(f"{line}, it has {total} MiB", "lower it")], []
     return [], [
         f"{line}, {available} MiB are available now: lower it if they stay so few"
     ] if need > available > 0 else []

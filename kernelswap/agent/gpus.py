@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Sequ
 
 from kernelswap.agent import files, kernel_log, processes, units
 from kernelswap.agent.kernel_log import Xid
-from kernelswap.protocol import RUN_ROOT, Cause, Gpu, Plan, Requires, Timeouts, decode, encode
+from kernelswap.protocol import RUN_ROOT, Cause, Gpu, HostFault, Plan, Requires, Timeouts, decode, encode
 
 MIB = 1024 * 1024
 SILENT = Path(RUN_ROOT) / "nvml-silent.json"  # the queries that have not come back
@@ -315,16 +315,15 @@ def of_host(plan: Plan) -> Tuple[Gpu, ...]:
     return found if needs(plan) else tuple(gpu for gpu in found if not gpu.error)
 
 
-def failure(present: Sequence[Gpu], plan: Plan, errors: Sequence[Xid]) -> Optional[Tuple[str, str]]:
-    """What failed of the instance's GPUs while it was swapped, and what helps; None if nothing did."""
+def failure(present: Sequence[Gpu], plan: Plan, errors: Sequence[Xid]) -> Optional[HostFault]:
+    """What failed of the instance's GPUs while it was swapped; None if nothing did."""
     wrong = faults(present, plan.gpus, errors) if needs(plan) else []
     if wrong:
-        what, _, todo = wrong[0].rpartition(": ")
-        return what, todo
+        return wrong[0]
     for gpu in assigned(present, plan.gpus):
         grave = [xid for xid in kernel_log.of(gpu, present, errors) if kernel_log.blames_host(xid)]
-        if grave:
-            return f"{label(gpu)} failed", kernel_log.advice(gpu, grave)
+        if said := kernel_log.gravest(gpu, grave):
+            return HostFault(f"{label(gpu)} failed", str(said))
     return None
 
 
@@ -335,14 +334,13 @@ def blamed(cause: Cause, plan: Plan, since: float) -> Cause:
         errors = kernel_log.xids(since)
         found = failure(of_host(plan), plan, errors)
     except GpuError as error:  # it did answer in the preflight
-        found = str(error), "repair the driver, or reboot the host"
+        found = HostFault(str(error), "repair the driver, or reboot the host")
     except OSError:
         return cause
     if found is None:
         return cause
-    failed, todo = found
-    what = cause.what if failed in cause.what else f"{failed}; {cause.what}"
-    return replace(cause, what=what, todo=todo, signature="gpu", blame="host")
+    what = cause.what if found.what in cause.what else f"{found.what}; {cause.what}"
+    return replace(cause, what=what, todo=found.todo, signature="gpu", blame="host")
 
 
 def xids_of(plan: Plan, errors: Sequence[Xid]) -> List[Tuple[Gpu, Xid]]:
@@ -353,8 +351,8 @@ def xids_of(plan: Plan, errors: Sequence[Xid]) -> List[Tuple[Gpu, Xid]]:
     return [(gpu, xid) for gpu in assigned(present, plan.gpus) for xid in kernel_log.of(gpu, present, errors)]
 
 
-def faults(gpus: Sequence[Gpu], names: Sequence[str], errors: Sequence[Xid] = ()) -> List[str]:
-    """Why an instance cannot have the GPUs that it names, or all if it names none; a line each, with what to do.
+def faults(gpus: Sequence[Gpu], names: Sequence[str], errors: Sequence[Xid] = ()) -> List[HostFault]:
+    """Why an instance cannot have the GPUs that it names, or all if it names none.
 
     errors: of the kernel log.
     """
@@ -368,24 +366,29 @@ def faults(gpus: Sequence[Gpu], names: Sequence[str], errors: Sequence[Xid] = ()
 REPAIR = "reset it, or reboot the host; or give the instance other GPUs by `gpus:`"
 
 
-def _unreadable(gpus: Sequence[Gpu], gpu: Gpu, errors: Sequence[Xid]) -> str:
-    said = kernel_log.advice(gpu, kernel_log.of(gpu, gpus, errors))
-    return f"{label(gpu)}: {gpu.error}: {said or REPAIR}"
+def _unreadable(gpus: Sequence[Gpu], gpu: Gpu, errors: Sequence[Xid]) -> HostFault:
+    said = kernel_log.gravest(gpu, kernel_log.of(gpu, gpus, errors))
+    return _with(f"{label(gpu)}: {gpu.error}", said, REPAIR)
 
 
-def _absent(gpus: Sequence[Gpu], name: str, errors: Sequence[Xid]) -> str:
+def _with(what: str, said: Optional[HostFault], otherwise: str) -> HostFault:
+    """A fault with what the kernel log says of it, if that is known."""
+    return HostFault(f"{what}: {said.what}", said.todo) if said else HostFault(what, otherwise)
+
+
+def _absent(gpus: Sequence[Gpu], name: str, errors: Sequence[Xid]) -> HostFault:
     count = sum(not gpu.parent for gpu in gpus)
     unknown = [gpu for gpu in gpus if not gpu.uuid and not name.isdigit()]
     may_be = "".join(f"; GPU {gpu.index} may be it ({gpu.error})" for gpu in unknown)
-    said = [kernel_log.advice(gpu, kernel_log.of(gpu, gpus, errors)) for gpu in unknown]
-    todo = next(filter(None, said), "correct `gpus:`, or reboot the host if one is missing")
-    return f"no GPU {name} on this host: it has {count}{may_be}: {todo}"
+    said = [kernel_log.gravest(gpu, kernel_log.of(gpu, gpus, errors)) for gpu in unknown]
+    what = f"no GPU {name} on this host: it has {count}{may_be}"
+    return _with(what, next(filter(None, said), None), "correct `gpus:`, or reboot the host if one is missing")
 
 
-def _divided(gpus: Sequence[Gpu], gpu: Gpu) -> str:
+def _divided(gpus: Sequence[Gpu], gpu: Gpu) -> HostFault:
     parts = ", ".join(part.uuid for part in gpus if part.parent == gpu.uuid)
     todo = f"choose among {parts}" if parts else "create some by `nvidia-smi mig`, or turn MIG off"
-    return f"{label(gpu)} is divided into MIG devices and offers only these: {todo}"
+    return HostFault(f"{label(gpu)} is divided into MIG devices and offers only these", todo)
 
 
 def numbering(gpus: Sequence[Gpu], names: Sequence[str]) -> str:

@@ -6,16 +6,17 @@ import re
 from typing import Callable, Dict, List, Sequence, Tuple
 
 from kernelswap.agent import gpus
-from kernelswap.protocol import Gpu, Plan, Requires
+from kernelswap.protocol import Gpu, HostFault, Plan, Requires
 
 OTHERS = "choose another profile, or give the instance other GPUs by `gpus:`"
 
 
-def faults(plan: Plan, present: Sequence[Gpu]) -> List[str]:
-    """What of the GPUs stands against the release, a line each with what to do. present: the host's."""
+def faults(plan: Plan, present: Sequence[Gpu]) -> List[HostFault]:
+    """What of the GPUs stands against the release. present: the host's."""
     usable = [gpu for gpu in gpus.assigned(present, plan.gpus) if not gpu.error]
     if not usable and plan.requires != Requires():
-        return [f"the release requires {_wanted(plan.requires)}, and NVML shows no GPU for it: {OTHERS}"]
+        what = f"the release requires {_wanted(plan.requires)}, and NVML shows no GPU for it"
+        return [HostFault(what, OTHERS)]
     return [*_architecture(plan, usable), *_memory(plan, usable), *_driver(plan, usable), *_divided(plan, usable)]
 
 
@@ -43,38 +44,45 @@ def architecture(gpu: Gpu) -> str:
     return f"sm{gpu.capability.replace('.', '')}" if gpu.capability else ""
 
 
-def _architecture(plan: Plan, usable: Sequence[Gpu]) -> List[str]:
+def _architecture(plan: Plan, usable: Sequence[Gpu]) -> List[HostFault]:
     wanted = plan.requires.architecture
     wrong = [gpu for gpu in usable if wanted and architecture(gpu) not in wanted]
     found = _grouped(wrong, lambda gpu: f"{architecture(gpu) or 'of unknown architecture'} ({gpu.name})")
     asked = " or ".join(wanted)
-    return [f"{_named(alike)} is {kind}, `requires:` asks for {asked}: {OTHERS}" for kind, alike in found.items()]
+    return [
+        HostFault(f"{_named(alike)} is {kind}, `requires:` asks for {asked}", OTHERS) for kind, alike in found.items()
+    ]
 
 
-def _memory(plan: Plan, usable: Sequence[Gpu]) -> List[str]:
+def _memory(plan: Plan, usable: Sequence[Gpu]) -> List[HostFault]:
     wanted = plan.requires.memory
     wrong = [gpu for gpu in usable if (gpu.memory_total or 0) < wanted]
     found = _grouped(wrong, lambda gpu: f"{'unknown' if gpu.memory_total is None else gpu.memory_total} MiB")
-    return [f"{_named(alike)} has {size}, `requires:` asks for {wanted} MiB: {OTHERS}" for size, alike in found.items()]
+    return [
+        HostFault(f"{_named(alike)} has {size}, `requires:` asks for {wanted} MiB", OTHERS)
+        for size, alike in found.items()
+    ]
 
 
-def _driver(plan: Plan, usable: Sequence[Gpu]) -> List[str]:
+def _driver(plan: Plan, usable: Sequence[Gpu]) -> List[HostFault]:
     wanted = plan.requires.driver
     driver = next((gpu.driver for gpu in usable if gpu.driver), "")
     if not wanted or not usable or (driver and _numbers(driver) >= _numbers(wanted)):
         return []
     found = f"the driver is {driver}" if driver else "NVML does not tell the driver's version"
-    return [f"{found}, `requires:` asks for {wanted}: install a newer driver, or choose another profile"]
+    todo = "install a newer driver, or choose another profile"
+    return [HostFault(f"{found}, `requires:` asks for {wanted}", todo)]
 
 
-def _divided(plan: Plan, usable: Sequence[Gpu]) -> List[str]:
+def _divided(plan: Plan, usable: Sequence[Gpu]) -> List[HostFault]:
     """CUDA shows a process one MIG device, whatever it is given (NVIDIA's MIG guide, "CUDA device enumeration"); every
     rank of SGLang is given the same list and takes the one of its own number, so the second rank finds none."""
     parts = [gpu for gpu in usable if gpu.parent]
     if plan.schedulers < 2 or not gpus.needs(plan) or not parts or len(usable) - len(parts) >= plan.schedulers:
         return []
     what = f"{plan.schedulers} ranks cannot share MIG devices, CUDA shows each process only one"
-    return [f"{what}: set tp-size, pp-size and dp-size to 1, or give the instance whole GPUs by `gpus:`"]
+    todo = "set tp-size, pp-size and dp-size to 1, or give the instance whole GPUs by `gpus:`"
+    return [HostFault(what, todo)]
 
 
 def _wanted(requires: Requires) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Sequence
 
 from kernelswap.agent import knowledge
-from kernelswap.protocol import Gpu
+from kernelswap.protocol import Gpu, HostFault
 
 FILE = Path("/var/log/kern.log")  # beside the journal, which has what no syslog daemon writes there
 LINE = re.compile(
@@ -118,13 +118,13 @@ def describe(xid: Xid) -> str:
     return f"Xid {xid.code} at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(xid.at))} ({what})"
 
 
-def advice(gpu: Gpu, errors: Sequence[Xid]) -> str:
-    """What the gravest of a GPU's errors was, and what helps; "" if none is known."""
+def gravest(gpu: Gpu, errors: Sequence[Xid]) -> Optional[HostFault]:
+    """The gravest of a GPU's errors, and what helps; None if none is known."""
     known = [(ACTIONS.index(row["action"]), -xid.at, xid) for xid in errors if (row := _row(xid))]
     if not known:
-        return ""
-    rank, _, gravest = min(known, key=lambda item: item[:2])
-    return f"the kernel log has {describe(gravest)}: {action(ACTIONS[rank], gpu)}"
+        return None
+    rank, _, error = min(known, key=lambda item: item[:2])
+    return HostFault(f"the kernel log has {describe(error)}", action(ACTIONS[rank], gpu))
 
 
 def action(name: str, gpu: Gpu) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
 
 from kernelswap.agent import engine
-from kernelswap.protocol import Plan, decode
+from kernelswap.protocol import HostFault, Plan, decode
 
 # Read at once, since the agent's file may be replaced while it runs.
 PROBE = (pkgutil.get_data("kernelswap", "agent/model_probe.py") or b"").decode()
@@ -58,13 +58,14 @@ def look(plan: Plan, timeout: float = 60) -> ModelFiles:
         return ModelFiles(unusable=str(getattr(error, "strerror", None) or error))
 
 
-def faults(plan: Plan, found: ModelFiles) -> List[str]:
+def faults(plan: Plan, found: ModelFiles) -> List[HostFault]:
     if found.unusable:
         todo = "correct the path or its permissions"
-        return [f"user {plan.user} cannot execute {plan.python}: {found.unusable}: {todo}"]
-    lines = [f"user {plan.user}: {what}: {todo}" for what, todo in found.faults]
-    more = len(lines) - SHOWN
-    return lines[:SHOWN] + ([f"{more} more faults of the model's files: correct those above first"] if more > 0 else [])
+        return [HostFault(f"user {plan.user} cannot execute {plan.python}: {found.unusable}", todo)]
+    wrong = [HostFault(f"user {plan.user}: {what}", todo) for what, todo in found.faults]
+    more = len(wrong) - SHOWN
+    rest = HostFault(f"{more} more faults of the model's files", "correct those above first")
+    return wrong[:SHOWN] + [rest] * (more > 0)
 
 
 def notes(plan: Plan, found: ModelFiles) -> List[str]:

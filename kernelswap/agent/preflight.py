@@ -36,19 +36,19 @@ from kernelswap.agent.occupants import Occupants
 from kernelswap.agent.processes import Process
 from kernelswap.agent.redaction import names_secret, redact
 from kernelswap.agent.verify import drift
-from kernelswap.protocol import CONFIG_ROOT, STATE_ROOT, Gpu, Plan, Request, Resolved
+from kernelswap.protocol import CONFIG_ROOT, STATE_ROOT, Gpu, HostFault, Plan, Request, Resolved
 
 SYSTEMD_MIN = 247  # the first with reliable --timestamp=unix and credentials
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What a preflight found: faults stand against the swap, each with its way out; notes do not.
+    """What a preflight found: faults stand against the swap, notes do not.
 
     gpus: those that the server will have. engine: digest of SGLang's files, its version where that is not known.
     """
 
-    faults: List[str]
+    faults: List[HostFault]
     notes: List[str]
     resolved: Optional[Resolved] = None
     gpus: Sequence[Gpu] = ()
@@ -72,7 +72,7 @@ def look(folders: Folders, request: Request, plan: Plan, found: Occupants) -> Fi
     return Findings(faults, lines, _resolved(plan, said), usable, said.engine or said.version)
 
 
-def host_faults(folders: Folders, request: Request, plan: Plan, found: Occupants) -> List[str]:
+def host_faults(folders: Folders, request: Request, plan: Plan, found: Occupants) -> List[HostFault]:
     return [
         *system(),
         *environment.faults(plan),
@@ -88,61 +88,61 @@ def host_faults(folders: Folders, request: Request, plan: Plan, found: Occupants
     ]
 
 
-def system() -> List[str]:
+def system() -> List[HostFault]:
     found = []
     if units.version() < SYSTEMD_MIN:
-        found.append(f"systemd {units.version()} is too old: {SYSTEMD_MIN} or newer is needed")
+        found.append(HostFault(f"systemd {units.version()} is too old", f"upgrade it to {SYSTEMD_MIN} or newer"))
     if not Path("/sys/fs/cgroup/cgroup.controllers").exists():
-        found.append("no cgroup v2 on this host: boot with systemd.unified_cgroup_hierarchy=1")
+        found.append(HostFault("no cgroup v2 on this host", "boot with systemd.unified_cgroup_hierarchy=1"))
     elif not network.can_quarantine():
-        found.append("systemd cannot shut a unit off from the network here (IPAddressDeny=): enable BPF in the kernel")
+        what = "systemd cannot shut a unit off from the network here (IPAddressDeny=)"
+        found.append(HostFault(what, "enable BPF in the kernel"))
     return found
 
 
-def masked(folders: Folders) -> List[str]:
+def masked(folders: Folders) -> List[HostFault]:
     """Whether somebody has forbidden the unit to start; a commit would silently allow it again."""
     places = [folders.committed_unit, folders.root / "run/systemd/system" / folders.unit]
     return [
-        f"{path} is masked: somebody wants {folders.unit} not to start: ask who, then remove that link"
+        HostFault(f"{path} is masked: somebody wants {folders.unit} not to start", "ask who, then remove that link")
         for path in places
         if path.is_symlink() and str(path.readlink()) == "/dev/null"
     ]
 
 
-def way_back(folders: Folders, request: Request) -> List[str]:
+def way_back(folders: Folders, request: Request) -> List[HostFault]:
     """Whether the known-good could be brought back; with --force that is the user's risk."""
     release = host.known_good(folders)
     if release is None or request.force:
         return []
+    what = f"the known-good {release} cannot be brought back"
     todo = "deploy it again, or go on without a way back by --force"
     try:
         plan = host.read_plan(folders, release)
     except (OSError, ValueError) as error:
-        return [f"the known-good {release} cannot be brought back, its plan cannot be read ({error}): {todo}"]
-    return [
-        f"the known-good {release} cannot be brought back, its {name} is gone or torn: {todo}"
-        for name in host.torn_files(folders, plan)
-    ]
+        return [HostFault(f"{what}, its plan cannot be read ({error})", todo)]
+    return [HostFault(f"{what}, its {name} is gone or torn", todo) for name in host.torn_files(folders, plan)]
 
 
-def torn(folders: Folders, plan: Plan) -> List[str]:
+def torn(folders: Folders, plan: Plan) -> List[HostFault]:
     where = folders.release(plan.release)
     todo = "remove that file and run the deploy again"
-    return [f"{where / name} is gone or torn, as after a power cut: {todo}" for name in host.torn_files(folders, plan)]
+    names = host.torn_files(folders, plan)
+    return [HostFault(f"{where / name} is gone or torn, as after a power cut", todo) for name in names]
 
 
-def user(plan: Plan) -> List[str]:
+def user(plan: Plan) -> List[HostFault]:
     try:
         host.user_ids(plan.user)
     except KeyError:
-        return [f"no user {plan.user!r} on this host: create it, or set `user:` in model {plan.model}"]
+        return [HostFault(f"no user {plan.user!r} on this host", f"create it, or set `user:` in model {plan.model}")]
     return []
 
 
 INODES_MIN = 64
 
 
-def disk(folders: Folders, plan: Plan) -> List[str]:
+def disk(folders: Folders, plan: Plan) -> List[HostFault]:
     """Room for what we write, and for the caches that the engine fills at its first start."""
     found = []
     for path, need in ((CONFIG_ROOT, 16), (STATE_ROOT, 64), ("/var/cache", plan.disk_free), ("/run", 4)):
@@ -151,14 +151,15 @@ def disk(folders: Folders, plan: Plan) -> List[str]:
             folder = folder.parent
         free = shutil.disk_usage(folder).free // (1024 * 1024)
         if free < need:
-            found.append(f"{path} has {free} MiB free, {need} MiB are needed: free disk space")
+            found.append(HostFault(f"{path} has {free} MiB free, {need} MiB are needed", "free disk space"))
         inodes = os.statvfs(folder)
         if inodes.f_files and inodes.f_favail < INODES_MIN:
-            found.append(f"{path} has {inodes.f_favail} inodes free, {INODES_MIN} are needed: remove small files")
+            what = f"{path} has {inodes.f_favail} inodes free, {INODES_MIN} are needed"
+            found.append(HostFault(what, "remove small files"))
     return found
 
 
-def unwritable(folders: Folders) -> List[str]:
+def unwritable(folders: Folders) -> List[HostFault]:
     """What a swap would have to write and cannot, tried on the spot."""
     units_folder = folders.committed_unit.parent
     changed = [folders.config, folders.state, units_folder, folders.candidate_unit.parent]
@@ -166,7 +167,7 @@ def unwritable(folders: Folders) -> List[str]:
     why = {str(path): files.why_unwritable(path) for path in changed}
     kept = [folders.committed_unit, folders.journal, folders.history]
     why.update({str(path): files.why_unchangeable(path) for path in kept})
-    return [f"{path} cannot be written ({text}): {_way_out(path, text)}" for path, text in why.items() if text]
+    return [HostFault(f"{path} cannot be written ({text})", _way_out(path, text)) for path, text in why.items() if text]
 
 
 def _way_out(path: str, why: str) -> str:
@@ -177,74 +178,75 @@ def _way_out(path: str, why: str) -> str:
     return "free disk space, or raise root's quota"
 
 
-def port(plan: Plan, found: Occupants) -> List[str]:
+def port(plan: Plan, found: Occupants) -> List[HostFault]:
     table = processes.table()
     ours = processes.descendants(table, [process.pid for process in found.all])
     foreign = [pid for pid in processes.listeners(plan.port) if pid not in ours]
     return [
-        f"port {plan.port} is taken by {processes.describe(table[pid]) if pid in table else 'an unknown process'}: "
-        f"stop it, {_end_foreign(plan)}or set another `port:`"
+        HostFault(
+            f"port {plan.port} is taken by {processes.describe(table[pid]) if pid in table else 'an unknown process'}",
+            f"stop it, {_end_foreign(plan)}or set another `port:`",
+        )
         for pid in foreign
         if not occupants.may_end(table, plan, found, pid)
     ]
 
 
-def _gpus(plan: Plan) -> Tuple[Tuple[Gpu, ...], List[str]]:
+def _gpus(plan: Plan) -> Tuple[Tuple[Gpu, ...], List[HostFault]]:
     """The host's GPUs, or why they cannot be read."""
     try:
         return gpus.of_host(plan), []
     except gpus.GpuError as error:
-        return (), [f"{error}: repair the driver, or reboot the host"]
+        return (), [HostFault(str(error), "repair the driver, or reboot the host")]
 
 
-def gpu(plan: Plan, found: Occupants, present: Sequence[Gpu], broken: Sequence[str] = ()) -> List[str]:
+def gpu(plan: Plan, found: Occupants, present: Sequence[Gpu], broken: Sequence[HostFault] = ()) -> List[HostFault]:
     if broken:
         return []
     usable = gpus.assigned(present, plan.gpus)
     errors = kernel_log.xids() if any(gpu.error for gpu in present) else []
-    lines = gpus.faults(present, plan.gpus, errors) if gpus.needs(plan) else []
-    if not lines and len(usable) < plan.gpu_count:
-        lines.append(
-            f"{plan.gpu_count} GPUs are needed, {len(usable)} are there: lower the parallelism, or repair the host"
-        )
-    lines += hardware.faults(plan, present)
+    wrong = gpus.faults(present, plan.gpus, errors) if gpus.needs(plan) else []
+    if not wrong and len(usable) < plan.gpu_count:
+        what = f"{plan.gpu_count} GPUs are needed, {len(usable)} are there"
+        wrong.append(HostFault(what, "lower the parallelism, or repair the host"))
+    wrong += hardware.faults(plan, present)
     table = processes.table()
     todo = f"end it, {_end_foreign(plan)}or give the instance other GPUs"
     holders = occupants.foreign_holders(table, found, usable).items()
-    return lines + [f"{line}: {todo}" for pid, line in holders if not occupants.may_end(table, plan, found, pid)]
+    return wrong + [HostFault(line, todo) for pid, line in holders if not occupants.may_end(table, plan, found, pid)]
 
 
 def _end_foreign(plan: Plan) -> str:
     return "" if plan.end_foreign else "set `end-foreign: true` to have it ended, "
 
 
-def strays(request: Request, plan: Plan, found: Occupants) -> List[str]:
+def strays(request: Request, plan: Plan, found: Occupants) -> List[HostFault]:
     """Servers that no unit owns: taken over only when asked, and only where they can be brought back.
 
     What is foreign and to be ended needs no asking, but it must be endable.
     """
-    lines = [line for process in found.strays if (line := _stray(request, process))]
+    wrong = [fault for process in found.strays if (fault := _stray(request, process))]
     for process in found.foreign if plan.end_foreign else ():
-        if process.container and (line := container(process)):
-            lines.append(line)
+        if process.container and (fault := container(process)):
+            wrong.append(fault)
         elif process.user_unit:
-            lines.append(f"{processes.describe(process)}: {_user_stop(process)}")
-    return lines
+            wrong.append(HostFault(processes.describe(process), _user_stop(process)))
+    return wrong
 
 
-def _stray(request: Request, process: Process) -> str:
+def _stray(request: Request, process: Process) -> Optional[HostFault]:
     shown = processes.describe(process)
     if process.container:
         return container(process, request.adopt)
     if process.user_unit:
-        return f"SGLang runs in a unit of its user: {shown}: {_user_stop(process)}"
+        return HostFault(f"SGLang runs in a unit of its user: {shown}", _user_stop(process))
     if processes.is_contained(process.pid):
-        return f"SGLang runs in a container: {shown}: stop that container"
+        return HostFault(f"SGLang runs in a container: {shown}", "stop that container")
     if processes.changed_user(process.pid):
-        return f"SGLang runs with the rights of another user than started it: {shown}: stop it by hand"
+        return HostFault(f"SGLang runs with the rights of another user than started it: {shown}", "stop it by hand")
     if not request.adopt:
-        return f"SGLang runs outside any unit: {shown}: stop it, or take it over with --adopt"
-    return ""
+        return HostFault(f"SGLang runs outside any unit: {shown}", "stop it, or take it over with --adopt")
+    return None
 
 
 def _user_stop(process: Process) -> str:
@@ -252,30 +254,31 @@ def _user_stop(process: Process) -> str:
     return f"systemctl --user --machine={user}@ disable --now {process.user_unit}"
 
 
-def container(process: Process, adopt: bool = True) -> str:
-    """Why the container of a process cannot be stopped and brought back; "" if it can."""
+def container(process: Process, adopt: bool = True) -> Optional[HostFault]:
+    """Why the container of a process cannot be stopped and brought back; None if it can."""
     shown, where = processes.describe(process), process.container
     if where is None:
-        return ""
+        return None
     try:
         answer = containers.ask(where)
     except containers.ContainerError as error:
-        return f"a container that cannot be taken over: {shown} ({error}): stop it"
+        return HostFault(f"a container that cannot be taken over: {shown} ({error})", "stop it")
     known = containers.found(where, answer)
     if obstacle := _starting_unit(known.name) or containers.obstacle(known, answer):
-        return f"a container that cannot be taken over: {known}: {shown}: {obstacle}"
-    return "" if adopt else f"SGLang runs in {known}: {shown}: stop it, or take it over with --adopt"
+        what = f"a container that cannot be taken over: {known}: {shown}: {obstacle.what}"
+        return HostFault(what, obstacle.todo)
+    return None if adopt else HostFault(f"SGLang runs in {known}: {shown}", "stop it, or take it over with --adopt")
 
 
-def _starting_unit(name: str) -> str:
+def _starting_unit(name: str) -> Optional[HostFault]:
     clients = [
         p for p in processes.table().values() if identity.name(p.argv) in ("docker", "podman") and name in p.argv
     ]
     unit = next((p.unit for p in clients if p.unit), None)
-    return f"unit {unit} starts it: systemctl disable --now {unit}" if unit else ""
+    return HostFault(f"unit {unit} starts it", f"systemctl disable --now {unit}") if unit else None
 
 
-def stuck(found: Occupants, patience: float = 3.0) -> List[str]:
+def stuck(found: Occupants, patience: float = 3.0) -> List[HostFault]:
     """What no signal would end: a process that waits in the kernel for longer than disks and networks take.
 
     patience: seconds for which such a state must last.
@@ -288,33 +291,32 @@ def stuck(found: Occupants, patience: float = 3.0) -> List[str]:
         now = {pid for pid in tree if pid in table and table[pid].state == "D"}
         waiting = now if waiting is None else waiting & now
         time.sleep(0.1 if waiting else 0)
-    return [
-        f"{processes.stuck(table[pid])}: reset its GPU if that hangs, else reboot the host" for pid in waiting or ()
-    ]
+    todo = "reset its GPU if that hangs, else reboot the host"
+    return [HostFault(processes.stuck(table[pid]), todo) for pid in waiting or ()]
 
 
-def engine_faults(plan: Plan, said: engine.Answer, others: bool = False, unusable: bool = False) -> List[str]:
+def engine_faults(plan: Plan, said: engine.Answer, others: bool = False, unusable: bool = False) -> List[HostFault]:
     """What SGLang has against the command line.
 
     others: there are other faults, of which it may only feel the consequences when it cannot even be asked; unusable:
     so are the interpreter or the model's files, and then only its parser's word counts.
     """
-    lines = []
+    wrong = []
     wanted = plan.engine_version
     if wanted and said.version and said.version != wanted:
-        todo = f"install {wanted}, or change `engine: {{version: ...}}`"
-        lines.append(f"SGLang {said.version} is installed for {plan.python}, {plan.release} wants {wanted}: {todo}")
+        what = f"SGLang {said.version} is installed for {plan.python}, {plan.release} wants {wanted}"
+        wrong.append(HostFault(what, f"install {wanted}, or change `engine: {{version: ...}}`"))
     consequence = (others and said.phase == "start") or (unusable and said.phase != "parse")
     if said.refusal and not consequence and said.phase in ("start", "import"):
         todo = f"see what `{plan.python} -m sglang.launch_server --help` says as user {plan.user}"
-        lines.append(f"SGLang cannot be asked about {plan.release}: {said.refusal}: {todo}")
+        wrong.append(HostFault(f"SGLang cannot be asked about {plan.release}: {said.refusal}", todo))
     elif said.refusal and not consequence:
         shown = said.refusal if said.phase == "parse" else f"{said.refusal}{_meant(plan, said.refusal)}"
-        lines.append(f"SGLang refuses the flags of {plan.release}: {shown}: correct the profile")
+        wrong.append(HostFault(f"SGLang refuses the flags of {plan.release}: {shown}", "correct the profile"))
     for key, why in said.missing.items():
         todo = f"install it for {plan.python}, or leave out verify.{key}"
-        lines.append(f"what verify.{key} needs of SGLang cannot be imported: {why}: {todo}")
-    return lines
+        wrong.append(HostFault(f"what verify.{key} needs of SGLang cannot be imported: {why}", todo))
+    return wrong
 
 
 def _meant(plan: Plan, text: str) -> str:

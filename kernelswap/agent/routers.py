@@ -16,19 +16,30 @@ from urllib.parse import urlsplit
 
 from kernelswap.agent import client, network
 from kernelswap.agent.client import Unanswered
-from kernelswap.protocol import Router, Traffic
+from kernelswap.protocol import HostFault, Router, Traffic
 
 LIMIT = 10.0  # seconds for one question, and until a worker that was taken out is off the list
 JOIN = 60.0  # seconds until a worker that was put in is listed as healthy
 AGAIN = 5.0  # seconds after which it is put in again
+CORRECT = "correct `routers`, or upgrade it"
 
 
 class RouterError(Exception):
-    """The router answered, and not as it was asked; the text says how and what to do."""
+    """The router answered, and not as it was asked. fault: how, and what to do."""
+
+    def __init__(self, what: str, todo: str) -> None:
+        self.fault = HostFault(what, todo)
+        super().__init__(str(self.fault))
 
 
 class Unreachable(RouterError):
-    """It does not answer."""
+    """It does not answer; its text leaves open what to do, as that may be nothing."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, "start it, or set `drain: {unreachable: proceed}`")
+
+    def __str__(self) -> str:
+        return self.fault.what
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,7 @@ class Member:
                 _ask(self.router, f"/workers/{worker.id}", "DELETE")
             there = self.listed()
             if there and time.monotonic() > until:
-                raise RouterError(f"router {self.router.url} still lists {self.url}: take it out by hand")
+                raise RouterError(f"router {self.router.url} still lists {self.url}", "take it out by hand")
             time.sleep(0.1 if there else 0)
         return bool(found)
 
@@ -81,8 +92,8 @@ class Member:
                 return
             if now > until:
                 how = "takes it for unhealthy" if there else "does not list it"
-                what = f"router {self.router.url} {how} after {limit:g} s: see that it reaches {self.url}/health"
-                raise RouterError(what)
+                what = f"router {self.router.url} {how} after {limit:g} s"
+                raise RouterError(what, f"see that it reaches {self.url}/health")
             if not there and (not asked or now - asked > AGAIN):
                 _ask(self.router, "/workers", "POST", entry)
                 asked = now
@@ -113,7 +124,7 @@ def workers(router: Router) -> List[Worker]:
     try:
         return [Worker(str(row["id"]), str(row["url"]), row["is_healthy"] is True) for row in answer["workers"]]
     except (KeyError, TypeError):
-        raise RouterError(_no_router(router)) from None
+        raise RouterError(_no_router(router), CORRECT) from None
 
 
 def _ask(router: Router, path: str, method: str, body: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
@@ -128,7 +139,7 @@ def _ask(router: Router, path: str, method: str, body: Optional[Dict[str, Any]] 
     if status == 404 and method == "DELETE":
         return {}
     if status in (401, 403):
-        raise RouterError(f"router {router.url} refuses our key: see `key` of `routers`")
+        raise RouterError(f"router {router.url} refuses our key", "see `key` of `routers`")
     if status in (502, 503, 504):  # of what stands before it
         raise Unreachable(f"router {router.url} does not answer: HTTP {status}")
     try:
@@ -136,7 +147,7 @@ def _ask(router: Router, path: str, method: str, body: Optional[Dict[str, Any]] 
     except ValueError:
         answer = None
     if status >= 400 or not isinstance(answer, dict):
-        raise RouterError(f"{_no_router(router)} ({method} {path}: HTTP {status}: {text[:200]!r})")
+        raise RouterError(f"{_no_router(router)} ({method} {path}: HTTP {status}: {text[:200]!r})", CORRECT)
     return answer
 
 

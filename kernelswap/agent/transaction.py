@@ -52,6 +52,7 @@ from kernelswap.agent.verify import accuracy, budget, drift, health, smoke, soak
 from kernelswap.measured import INSTALLED_FILE, SMOKE_FILE, ThroughputResult
 from kernelswap.protocol import (
     Cause,
+    HostFault,
     Plan,
     Report,
     Request,
@@ -192,8 +193,7 @@ class Transaction:
         for note in findings.notes:
             self._note(note)
         if faults := [*findings.faults, *drain.faults(self.folders, self.traffic, not self._is_rollback())]:
-            todo = "correct these and run the same command again"
-            raise Failed(Cause("; ".join(faults), where, todo, "preflight"))
+            raise self._refused(faults, where)
         self._foresee(findings.resolved)
         files.keep(self.evidence / INSTALLED_FILE, encode(engine.installed(self.plan, findings.gpus)))
         # What is staged was perhaps never synced, and the way back from here on may lead over a reboot.
@@ -204,6 +204,14 @@ class Transaction:
         overrides = units.status(self.plan.unit).overrides
         changed = f"; the unit is changed by {', '.join(overrides)}" if overrides else ""
         return Seen(f"{len(found.all)} server(s) to replace{changed}{_others(found)}")
+
+    def _refused(self, faults: Sequence[HostFault], where: str, signature: str = "preflight") -> Failed:
+        """All that stands against the swap at once, and without secrets."""
+        told = tuple(HostFault(self._redact(fault.what), self._redact(fault.todo)) for fault in faults)
+        if len(told) == 1:
+            return Failed(Cause(told[0].what, where, told[0].todo, signature))
+        todo = "correct these and run the same command again"
+        return Failed(Cause("; ".join(map(str, told)), where, todo, signature, faults=told))
 
     def _foresee(self, resolved: Optional[Resolved]) -> None:
         """Keep what SGLang made of the command line."""
@@ -264,11 +272,9 @@ class Transaction:
             self._hook("drain")
         faults = self._leave(port)
         if faults and not self._is_rollback():
-            raise Failed(
-                Cause("; ".join(faults), "the router's log", "repair it, or see `drain` and `routers`", "router")
-            )
+            raise self._refused(faults, "the router's log", "router")
         for fault in faults:
-            self._note(fault)
+            self._note(str(fault))
         left = len(self.journal.left)
         seen = drain.wait(serving, self.traffic.drain, left, may_fail=not self._is_rollback())
         if not self.lacking:
@@ -284,7 +290,7 @@ class Transaction:
                 return plan.port, self._client(plan)
         return self.plan.port, Client(client.base_url(self.plan), self.plan.served_name)
 
-    def _leave(self, port: int) -> List[str]:
+    def _leave(self, port: int) -> List[HostFault]:
         """Take the server out of its routers, each one in the journal first; returns what went wrong and may not."""
         members, ours = routers.members(self.traffic, port), self.journal.previous is not None
 
@@ -359,7 +365,7 @@ class Transaction:
         self.found = found = self._found()
         newcomers = preflight.strays(self.request, self.plan, found)
         if newcomers:
-            raise Failed(Cause("; ".join(newcomers), "ps", "run the same command again", "preflight"))
+            raise self._refused(newcomers, "ps")
         there = zero.note(self.plan, found, first=self.journal.previous is None)
         # Where another server had taken the place of ours, that one is what served, and what comes back.
         previous = None if there and not found.own else self.journal.previous
@@ -633,7 +639,7 @@ class Transaction:
         if self.journal.entered:  # it has users by now, and they are no reason to leave it running
             self.journal = dataclasses.replace(self.journal, away=True)
             for fault in self._leave(self.plan.port):
-                self._note(fault)
+                self._note(str(fault))
             settled = drain.SETTLED if self.traffic.routers else 0
             drain.left_running(self._client(self.plan), self.traffic.drain.deadline, settled)
         units.stop(self.plan.unit, self.plan.timeouts.stop)
@@ -749,10 +755,10 @@ class Transaction:
             seen = self._guarded(name, step)
         except Failed as failure:
             seconds = round(time.monotonic() - start, 2)
-            what = self._redact(failure.cause.what)
-            self._record(StepResult(shown, seconds, ok=False, detail=what, numbers=failure.numbers))
-            self._say(shown, "failed", what, seconds)
-            raise type(failure)(dataclasses.replace(failure.cause, what=what)) from failure
+            cause = dataclasses.replace(failure.cause, what=self._redact(failure.cause.what))
+            self._record(StepResult(shown, seconds, ok=False, detail=cause.brief, numbers=failure.numbers))
+            self._say(shown, "failed", cause.brief, seconds)
+            raise type(failure)(cause) from failure
         seconds = round(time.monotonic() - start, 2)
         detail = self._redact(seen.detail)
         self._record(StepResult(shown, seconds, ok=True, detail=detail, numbers=seen.numbers))

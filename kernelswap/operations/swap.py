@@ -7,6 +7,7 @@ import socket
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import takewhile
 from typing import Any
 
 from paramiko import SSHException
@@ -109,8 +110,12 @@ def _verdict(said: Sequence[str]) -> str:
     ends = [number for number, line in enumerate(said) if line.startswith(("ROLLED BACK", "DOWN", "REFUSED"))]
     if not ends:
         return said[-1].strip() if said else "the agent said nothing"
-    causes = [line.strip() for line in said[ends[-1] :] if line.startswith("  cause: ")]
-    return "; ".join([said[ends[-1]], *causes[:1]])
+    lines = said[ends[-1] :]
+    begin = next((number for number, line in enumerate(lines) if line.startswith("  cause: ")), None)
+    if begin is None:
+        return lines[0]
+    faults = [line.strip() for line in takewhile(lambda line: line.startswith("    "), lines[begin + 1 :])]
+    return f"{lines[0]}; {lines[begin].strip()} {'; '.join(faults)}".rstrip()
 
 
 def _transport(host: Host) -> Any:

@@ -43,7 +43,7 @@ def tone(story: Story) -> str:
 def sentence(story: Story) -> str:
     """Why it ended so, with the figures that decided."""
     report, cause = story.report, story.report.cause
-    what = cause.what if cause else report.detail
+    what = cause.brief if cause else report.detail
     if report.outcome == "committed":
         same = f"; {story.drift.equal:.1%} of tokens as before" if story.drift and story.drift.equal is not None else ""
         text = f"{_measured(story)}{same}."

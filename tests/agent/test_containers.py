@@ -69,7 +69,7 @@ def test_podman_without_a_policy_needs_no_update(asked: Path) -> None:
     where = Place("podman", ID)
     answer = {**ANSWER, "HostConfig": {"RestartPolicy": {"Name": ""}}}
     container = containers.found(where, answer)
-    assert containers.obstacle(container, answer) == ""
+    assert containers.obstacle(container, answer) is None
     containers.stop(container, 5)
     containers.start(container)
     assert asked.read_text().splitlines() == [f"podman stop --time=5 {ID}", f"podman start {ID}"]
@@ -101,7 +101,7 @@ def test_the_restart_policy_as_the_command_line_spells_it(policy: dict[str, Any]
 def test_what_cannot_be_taken_over_says_what_to_do(runtime: str, changed: dict[str, Any], todo: str) -> None:
     answer = {**ANSWER, **changed}
     said = containers.obstacle(containers.found(Place(runtime, ID), answer), answer)
-    assert todo in said
+    assert todo in str(said or "")
     assert bool(todo) == bool(said)
 
 

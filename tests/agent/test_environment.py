@@ -47,14 +47,14 @@ def test_ranks_need_shared_memory(
 ) -> None:
     sized(monkeypatch, size, free)
     found = environment.faults(plan(ranks=ranks))
-    assert [line.startswith("/dev/shm has") for line in found] == [True] * faults
+    assert [fault.what.startswith("/dev/shm has") for fault in found] == [True] * faults
     assert [line.startswith("/dev/shm has") for line in environment.notes(plan(ranks=ranks), MODEL)] == [True] * notes
 
 
 def test_without_shared_memory_ranks_cannot_talk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "SHM", Path("/nowhere/shm"))
-    (line,) = environment.faults(plan(ranks=2))
-    assert line == "/nowhere/shm: No such file or directory, and ranks talk through it: mount a tmpfs there"
+    (fault,) = environment.faults(plan(ranks=2))
+    assert str(fault) == "/nowhere/shm: No such file or directory, and ranks talk through it: mount a tmpfs there"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_the_host_cache_must_fit(
     sized(monkeypatch, 64_000, 64_000)
     flags = {"hicache-size": gigabytes, **({"enable-hierarchical-cache": "true"} if on else {})}
     asked = plan(flags, ranks=2)
-    assert [line.startswith("--hicache-size takes") for line in environment.faults(asked)] == [True] * faults
+    assert [fault.what.startswith("--hicache-size takes") for fault in environment.faults(asked)] == [True] * faults
     assert [line.startswith("--hicache-size takes") for line in environment.notes(asked, MODEL)] == [True] * notes
 
 

@@ -171,7 +171,7 @@ def test_why_an_instance_cannot_have_its_gpus(
 ) -> None:
     found = gpus.faults(present, names, [BUS])
     assert len(found) == len(says)
-    assert all(words in found[number] for number, words in enumerate(says)), found
+    assert all(words in str(found[number]) for number, words in enumerate(says)), found
 
 
 def test_pinned_gpus_are_numbered_as_cuda_counts_them_today() -> None:
@@ -191,17 +191,17 @@ def test_a_gpu_that_failed_during_the_swap_is_named_with_what_helps() -> None:
     off_the_bus = Xid(1000.0, "0000:02:00", 79, "pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")
     found = gpus.failure([ONE, LOST], plan("GPU-a", "GPU-gone"), [off_the_bus])
     assert found is not None
-    assert found[0].startswith(
+    assert found.what.startswith(
         "no GPU GPU-gone on this host: it has 2; GPU 1 may be it (GPU is lost): the kernel log has"
     )
     found = gpus.failure([ONE, LOST], plan("1"), [off_the_bus])
     assert found is not None
-    assert "Xid 79" in found[0]
-    assert found[1].startswith("reboot the host")
+    assert "Xid 79" in found.what
+    assert found.todo.startswith("reboot the host")
     here = [Xid(1000.0, "0000:01:00", 94, "Contained: FBHUB"), Xid(1001.0, "0000:01:00", 43, "")]
     found = gpus.failure([ONE], plan("GPU-a"), here)
     assert found is not None
-    assert (found[0], "Xid 94" in found[1]) == ("GPU 0 GPU-a failed", True)
+    assert (found.what, "Xid 94" in found.todo) == ("GPU 0 GPU-a failed", True)
 
 
 def test_an_error_of_the_servers_own_kernels_or_of_another_gpu_is_no_failure_of_the_gpu() -> None:

@@ -33,7 +33,7 @@ def test_a_kernel_log_tells_which_gpu_failed_how_and_what_helps(path: Path) -> N
     found = kernel_log.parse(lines, NOW)
     assert [[int(xid.at), xid.pci, xid.code] for xid in found] == [row[:3] for row in wanted]
     for number, xid in enumerate(found):
-        advice, words = kernel_log.advice(GPU, [xid]), wanted[number][3]
+        advice, words = str(kernel_log.gravest(GPU, [xid]) or ""), wanted[number][3]
         assert words in advice
         assert bool(advice) == bool(words)
 
@@ -45,8 +45,8 @@ def test_a_time_without_a_year_is_the_latest_that_has_been() -> None:
 
 def test_the_gravest_error_decides() -> None:
     errors = [Xid(1.0, GPU.pci, 79, ""), Xid(2.0, GPU.pci, 43, ""), Xid(3.0, GPU.pci, 48, "")]
-    assert kernel_log.advice(GPU, errors).startswith("the kernel log has Xid 79 at 1970-01-01 00:00:01")
-    assert kernel_log.advice(GPU, []) == ""
+    assert str(kernel_log.gravest(GPU, errors)).startswith("the kernel log has Xid 79 at 1970-01-01 00:00:01")
+    assert kernel_log.gravest(GPU, []) is None
 
 
 def test_errors_of_a_gpu_that_cannot_say_where_it_is() -> None:

@@ -92,7 +92,7 @@ def test_each_fault_is_named_and_no_other(tmp_path: Path, case: dict[str, Any]) 
         change(folder / name, what)
     plan = a_plan(folder, case.get("as", ""), case.get("flags"))
     found = model_files.look(plan)
-    faults, notes = model_files.faults(plan, found), model_files.notes(plan, found)
+    faults, notes = [str(fault) for fault in model_files.faults(plan, found)], model_files.notes(plan, found)
     expected = case.get("faults", [])
     assert len(faults) == len(expected), faults
     for line in faults:
@@ -126,23 +126,23 @@ def test_the_list_of_faults_ends_after_ten(tmp_path: Path) -> None:
     plan = a_plan(tmp_path)
     faults = model_files.faults(plan, model_files.look(plan))
     assert len(faults) == 11
-    assert faults[-1] == "30 more faults of the model's files: correct those above first"
+    assert str(faults[-1]) == "30 more faults of the model's files: correct those above first"
 
 
 @needs_root
 @pytest.mark.parametrize("python", ["/nowhere/python", "/etc/passwd", "/usr/bin/false"])
 def test_an_interpreter_that_cannot_be_executed_is_a_fault(tmp_path: Path, python: str) -> None:
     plan = dataclasses.replace(a_plan(tmp_path), python=python)
-    (line,) = model_files.faults(plan, model_files.look(plan))
-    assert f"cannot execute {python}" in line
+    (fault,) = model_files.faults(plan, model_files.look(plan))
+    assert f"cannot execute {python}" in fault.what
 
 
 @needs_root
 def test_a_file_system_that_hangs_is_a_fault(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")  # who opens it waits for the other end
     plan = a_plan(tmp_path)
-    (line,) = model_files.faults(plan, model_files.look(plan, timeout=1))
-    assert "could not be looked at within 1 s" in line
+    (fault,) = model_files.faults(plan, model_files.look(plan, timeout=1))
+    assert "could not be looked at within 1 s" in fault.what
 
 
 TABLE = """\
@@ -213,7 +213,7 @@ def test_graded_questions_are_read_by_who_will_read_them(
         path.chmod(mode)
     wanted = Verify(accuracy=Accuracy(str(path), questions=3))
     plan = dataclasses.replace(a_plan(tmp_path, "nobody"), verify=wanted)
-    found = model_files.faults(plan, model_files.look(plan))
+    found = [str(each) for each in model_files.faults(plan, model_files.look(plan))]
     assert len(found) == bool(fault)
     assert fault in "".join(found)
     assert "".join(found).startswith(f"user nobody: {path}: " if fault else "")
@@ -226,5 +226,5 @@ def test_a_look_that_was_killed_says_so(tmp_path: Path) -> None:
     killed.chmod(0o755)
     plan = dataclasses.replace(a_plan(tmp_path), python=str(killed))
     (fault,) = model_files.faults(plan, model_files.look(plan))
-    assert "was killed by signal 9: see whether memory is short" in fault
-    assert "cannot execute" not in fault
+    assert "was killed by signal 9: see whether memory is short" in str(fault)
+    assert "cannot execute" not in fault.what

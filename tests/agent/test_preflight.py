@@ -36,10 +36,10 @@ def waiting() -> Iterator[Process]:
 
 
 def test_what_waits_in_the_kernel_is_refused_with_what_helps(waiting: Process) -> None:
-    (line,) = preflight.stuck(Occupants(strays=(waiting,)), patience=0.3)
-    assert f"pid {waiting.pid} of " in line
-    assert "state D, in " in line
-    assert line.endswith("reboot the host")
+    (fault,) = preflight.stuck(Occupants(strays=(waiting,)), patience=0.3)
+    assert f"pid {waiting.pid} of " in fault.what
+    assert "state D, in " in fault.what
+    assert fault.todo.endswith("reboot the host")
 
 
 def test_a_wait_that_ends_is_none() -> None:
@@ -64,8 +64,8 @@ def test_what_others_would_start_again_is_refused(cgroup: str, says: str, foreig
     process = Process(2**22 + 1, 1, 5, "S", 0, ("python3", "-m", "sglang.launch_server"), cgroup)
     found = Occupants(foreign=(process,)) if foreign else Occupants(strays=(process,))
     request = Request(**{**vars(REQUEST), "adopt": True})
-    (line,) = preflight.strays(request, Plan(**{**vars(PLAN), "end_foreign": True}), found)
-    assert says in line
+    (fault,) = preflight.strays(request, Plan(**{**vars(PLAN), "end_foreign": True}), found)
+    assert says in str(fault)
 
 
 def test_what_is_foreign_is_nobodys_business_while_it_is_not_to_be_ended() -> None:
@@ -108,9 +108,9 @@ MLA = Answer("0.5.23", "resolve", "TRTLLM MLA backend is only supported on Black
 )
 def test_what_sglang_refuses(said: Answer, others: bool, unusable: bool, says: str) -> None:
     plan = dataclasses.replace(PLAN, flags=FLAGS, engine_version="0.5.23")
-    lines = preflight.engine_faults(plan, said, others, unusable)
-    assert len(lines) == bool(says)
-    assert says in "".join(lines)
+    faults = preflight.engine_faults(plan, said, others, unusable)
+    assert len(faults) == bool(says)
+    assert says in "".join(map(str, faults))
 
 
 def test_any_version_will_do_where_none_is_asked_for() -> None:

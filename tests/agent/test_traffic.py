@@ -182,7 +182,7 @@ def test_a_router_that_is_down(
     if (unreachable, action) == ("fail", "converge"):
         assert (report.outcome, report.failed_step, world.serving) == ("refused", "preflight", {"a-1"})
         assert report.cause
-        assert report.cause.what.endswith("start it, or set `drain: {unreachable: proceed}`")
+        assert report.cause.todo == "start it, or set `drain: {unreachable: proceed}`"
     else:
         assert (report.outcome, world.serving) == ("committed", {"b-2"})
         assert f"router {router.url} does not answer" in report.notes[0]
@@ -226,6 +226,7 @@ def test_all_routers_are_told_of_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert report.cause
     assert f"router {down} does not answer" in report.cause.what
     assert f"router {strange.url} refuses our key" in report.cause.what
+    assert [str(fault).endswith(("proceed}`", "`routers`")) for fault in report.cause.faults] == [True, True]
     strange.close()
 
 

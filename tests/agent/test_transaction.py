@@ -15,7 +15,20 @@ from router import FakeRouter
 from systemd import PORT
 from world import OLD, UNIT, Scenario, World, before
 
-from kernelswap.agent import clean, client, drain, engine, files, gpus, host, service, transaction, units, zero
+from kernelswap.agent import (
+    clean,
+    client,
+    drain,
+    engine,
+    files,
+    gpus,
+    host,
+    preflight,
+    service,
+    transaction,
+    units,
+    zero,
+)
 from kernelswap.agent.host import Folders, Journal
 from kernelswap.agent.processes import Process
 from kernelswap.agent.server import Failed
@@ -25,6 +38,7 @@ from kernelswap.protocol import (
     Cause,
     Drain,
     Gpu,
+    HostFault,
     Plan,
     Request,
     Resolved,
@@ -169,6 +183,31 @@ def test_what_preflight_refuses(where: str, says: str, tmp_path: Path, monkeypat
     assert (report.outcome, report.serving, world.serving) == ("refused", "a-1", {"a-1"})
     assert report.cause
     assert says in report.cause.what
+
+
+def test_several_faults_are_told_each_by_itself_and_without_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = before(tmp_path, WORLD)
+    world.stage("b-2")
+    files.write(world.folders.release("b-2") / "secrets.yaml", 'api-key: "s3cret"\n', mode=0o600)
+    faults = [HostFault("SGLang says s3cret", "take s3cret out"), HostFault("no disk", "free some")]
+    with world.entered(monkeypatch) as patch:
+        patch.setattr(preflight, "system", lambda: faults)
+        several = transaction.perform(world.folders, REQUEST)
+        faults = faults[:1]
+        single = transaction.perform(world.folders, dataclasses.replace(REQUEST, swap="later"))
+    assert several.cause
+    assert several.cause.what == "SGLang says [redacted]: take [redacted] out; no disk: free some"
+    assert several.cause.faults == (
+        HostFault("SGLang says [redacted]", "take [redacted] out"),
+        HostFault("no disk", "free some"),
+    )
+    assert (several.outcome, [step.detail for step in several.steps]) == ("refused", ["2 faults"])
+    assert single.cause
+    assert (single.cause.what, single.cause.todo) == ("SGLang says [redacted]", "take [redacted] out")
+    assert single.cause.faults == ()
+    assert world.reports[-2:] == [several, single]
 
 
 def test_what_a_step_saw_is_told_and_kept_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

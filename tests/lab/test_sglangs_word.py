@@ -60,7 +60,7 @@ def test_the_verdict_is_sglangs_own(host: Host) -> None:
         else:
             assert said.refusal, where
             assert said.refusal in " ".join(direct["says"].split()), where
-            assert case["names"] in faults[0], where
+            assert case["names"] in faults[0].what, where
         gpu = Gpu(0, capability="{}.{}".format(*ARCHITECTURES[architecture]))
         warned = preflight.backend_notes(plan(words), said, [gpu])
         assert [bool(warned)] == [architecture in case["warned"]], f"{where}: {warned}"

@@ -123,12 +123,16 @@ def test_a_connection_that_was_lost_while_others_swapped_is_made_again() -> None
 
 
 END = "note: x\nROLLED BACK from b-2 in 9.0 s; a-1 serves again, verified\n  cause: no kernel\n  try: y"
+FAULTS = (
+    "REFUSED b-2, nothing was touched\n  cause: 2 faults:\n    no disk: free some\n    no user: create it\n  see: x"
+)
 
 
 @pytest.mark.parametrize(
     ("said", "why"),
     [
         (END, "ROLLED BACK from b-2 in 9.0 s; a-1 serves again, verified; cause: no kernel"),
+        (FAULTS, "REFUSED b-2, nothing was touched; cause: 2 faults: no disk: free some; no user: create it"),
         ("kernelswap: the lock is held", "kernelswap: the lock is held"),
         ("", "the agent said nothing"),
     ],

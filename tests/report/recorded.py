@@ -11,7 +11,7 @@ from pathlib import Path
 from kernelswap.agent.host import Folders
 from kernelswap.agent.verify import gates
 from kernelswap.measured import DriftVerdict, Point, Run, ThroughputResult, ThroughputVerdict
-from kernelswap.protocol import Cause, Event, Plan, Report, Request, Resolved, StepResult, encode
+from kernelswap.protocol import Cause, Event, HostFault, Plan, Report, Request, Resolved, StepResult, encode
 from kernelswap.traces import GPU_COLUMNS, SERVER_COLUMNS
 
 LOGS = Path(__file__).parent.parent / "agent" / "logs"
@@ -261,18 +261,19 @@ def crash(folder: Path) -> Report:
 
 
 def refused(folder: Path) -> Report:
-    faults = [
-        "port 30000 is held by nginx (pid 812, unit nginx.service): stop it, or set another port",
-        "GPU 3: 41213 MiB are held by python3 (pid 5120 of bob): end it, or `end-foreign: true`",
-    ]
+    faults = (
+        HostFault("port 30000 is held by nginx (pid 812, unit nginx.service)", "stop it, or set another port"),
+        HostFault("GPU 3: 41213 MiB are held by python3 (pid 5120 of bob)", "end it, or `end-foreign: true`"),
+    )
     told = report(
         "refused",
-        steps("preflight", failed="; ".join(faults)),
+        steps("preflight", failed="2 faults"),
         cause=Cause(
-            "; ".join(faults),
+            "; ".join(map(str, faults)),
             f"/etc/kernelswap/main/releases/{NEW}",
             "correct these and run the same command again",
             "preflight",
+            faults=faults,
         ),
         serving=OLD,
     )

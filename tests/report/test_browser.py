@@ -11,7 +11,7 @@ import recorded
 from browser import Browser
 
 from kernelswap.differences import Value
-from kernelswap.protocol import Cause
+from kernelswap.protocol import Cause, HostFault
 from kernelswap.report.data import Story
 from kernelswap.report.page import page
 
@@ -25,7 +25,8 @@ def test_the_verdict_and_its_figures_need_no_scrolling(
     pages = {case: page(told(case)) for case in recorded.CASES}
     long = told("refused")
     assert long.report.cause is not None
-    pages["long"] = page(replace(long, report=replace(long.report, cause=replace(long.report.cause, what=LONG))))
+    cause = replace(long.report.cause, what=LONG, faults=())
+    pages["long"] = page(replace(long, report=replace(long.report, cause=cause)))
     seen, console = screen.look(pages, width, height)
     assert console == ""
     for name, found in seen.items():
@@ -53,7 +54,7 @@ def test_what_a_host_says_stays_text(told: Callable[[str], Story], screen: Brows
         report=spoil(
             story.report,
             request=spoil(story.report.request, who=HOSTILE, reason=HOSTILE, command=HOSTILE, release=HOSTILE),
-            cause=Cause(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE),
+            cause=Cause(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, faults=(HostFault(HOSTILE, HOSTILE),) * 2),
             previous=HOSTILE, serving=HOSTILE, detail=HOSTILE, evidence=HOSTILE,
         ),
         steps=tuple(spoil(step, name=HOSTILE, detail=HOSTILE) for step in story.steps),

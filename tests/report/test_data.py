@@ -39,8 +39,7 @@ Told = Callable[[str], Story]
         (
             "refused",
             "Refused",
-            "port 30000 is held by nginx (pid 812, unit nginx.service): stop it, or set another port; GPU 3: 41213 MiB "
-            "are held by python3 (pid 5120 of bob): end it, or `end-foreign: true`. Nothing was touched.",
+            "2 faults. Nothing was touched.",
         ),
     ],
 )

@@ -24,7 +24,7 @@ from kernelswap.agent.client import Client, Unanswered
 from kernelswap.agent.host import Folders
 from kernelswap.agent.server import Failed
 from kernelswap.measured import DRIFT_FILE, DRIFT_REFERENCE_FILE, Drift, DriftReference, DriftVerdict, Scored
-from kernelswap.protocol import Cause, DriftLimits, Plan, decode, encode
+from kernelswap.protocol import Cause, DriftLimits, HostFault, Plan, decode, encode
 
 TOKENS = 32  # of each answer
 TOP = 8
@@ -244,21 +244,24 @@ def prompts(path: str = "") -> Tuple[List[str], List[str]]:
     if not path:
         own = json.loads(knowledge.read("drift_prompts.json"))
         return own["scored"], own["long"]
-    texts = json.loads(Path(path).read_text(encoding="utf-8"))
+    try:
+        texts = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: is no JSON: {error}") from None
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
         raise ValueError(f"{path}: is no JSON list of texts")
     return texts, []
 
 
-def faults(plan: Plan) -> List[str]:
+def faults(plan: Plan) -> List[HostFault]:
     """What a swap would otherwise meet only after its stop: files on the host that cannot be used."""
     wanted = plan.verify.drift
     try:
         prompts(wanted.prompts if wanted else "")
     except OSError as error:
-        return [f"{error.filename}: {error.strerror}"]
+        return [HostFault(f"{error.filename}: {error.strerror}", "put it there, or change `prompts` of verify.drift")]
     except ValueError as error:
-        return [str(error)]
+        return [HostFault(str(error), "correct it, or change `prompts` of verify.drift")]
     return []
 
 

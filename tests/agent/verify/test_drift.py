@@ -292,7 +292,9 @@ def test_prompts_that_are_none(text: str, tmp_path: Path) -> None:
     path.write_text(text)
     plan = Plan("main", "b-2", "b", "m", "/p", (), {}, "root", "/m", "m", "127.0.0.1", 1)
     plan = replace(plan, verify=Verify(drift=DriftLimits(prompts=str(path))))
-    assert len(drift.faults(plan)) == 1
+    (fault,) = drift.faults(plan)
+    assert fault.what.startswith(f"{path}: is no JSON")
     path.unlink()
-    assert drift.faults(plan) == [f"{path}: No such file or directory"]
+    (fault,) = drift.faults(plan)
+    assert str(fault) == f"{path}: No such file or directory: put it there, or change `prompts` of verify.drift"
     assert drift.faults(replace(plan, verify=Verify(drift=None))) == []
