@@ -12,7 +12,7 @@ import pytest
 from router import FakeRouter
 from world import OLD, Scenario, World, before
 
-from kernelswap.agent import client, drain, files, network, routers, service, transaction
+from kernelswap.agent import client, drain, files, host, network, routers, service, transaction
 from kernelswap.agent.hooks import HOOKS_FILE
 from kernelswap.agent.transaction import Transaction
 from kernelswap.protocol import Drain, Hook, Report, Request, Router, Traffic, encode
@@ -72,6 +72,22 @@ def test_out_before_the_stop_and_in_before_the_commit(
     details = {step.name: step.detail for step in report.steps}
     assert details["drain"] == "out of 1 router(s), 0 request(s) running"
     assert details["open"] == "reachable from outside, in 1 router(s)"
+
+
+def test_the_journal_knows_of_a_router_before_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, router: FakeRouter
+) -> None:
+    """Else nobody would bring the server back after a death right then."""
+    world = prepared(tmp_path, behind(router))
+    seen: list[tuple[str, tuple[str, ...]]] = []
+
+    def watch(what: str, _url: str) -> None:
+        journal = host.read_journal(world.folders)
+        seen.append((what, journal.left if journal else ()))
+
+    router.watch = watch
+    assert run(world, monkeypatch).outcome == "committed"
+    assert seen == [("out", (router.url,)), ("in", (router.url,))]
 
 
 def test_a_rollback_brings_them_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, router: FakeRouter) -> None:
