@@ -32,8 +32,7 @@ def details(report: Report) -> List[str]:
         return []
     host = f"host {request.host}, " if request.host else ""
     step = f", step {report.failed_step}" if report.failed_step else ""
-    again = "" if report.outcome == "refused" else f"; {cause.again}"
-    why = [f"cause: {cause.what}", f"try: {cause.todo}{again}"]
+    why = [f"cause: {cause.what}", f"try: {what_to_try(report)}"]
     if cause.faults:
         why = [f"cause: {cause.brief}:", *(f"  {fault}" for fault in cause.faults)]
     return [
@@ -45,12 +44,19 @@ def details(report: Report) -> List[str]:
     ]
 
 
+def what_to_try(report: Report) -> str:
+    """What helps, whether the same release may be tried again as it is, and what that takes; "" if nothing failed."""
+    cause = report.cause
+    if cause is None:
+        return ""
+    again = "" if report.outcome == "refused" else f"; {cause.again}"
+    barred = report.bars and " --force" not in report.request.command
+    return f"{cause.todo}{again}{'; it is barred: change the profile, or add --force' if barred else ''}"
+
+
 def next_command(report: Report) -> str:
-    """What to type once the cause is dealt with, or all the same."""
-    command = report.request.command or "the same command again"
-    if report.bars and " --force" not in command:
-        return f"{command}   once the profile is changed; with --force as it is"
-    return command
+    """What to type once that is done."""
+    return report.request.command or "the same command again"
 
 
 def text(report: Report) -> str:

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from kernelswap.agent import gpus, idle, kernel_log, occupants, processes
+from kernelswap.agent import clock, gpus, idle, kernel_log, occupants, processes
 from kernelswap.agent.host import Folders
 from kernelswap.agent.kernel_log import Xid
 from kernelswap.agent.occupants import Occupants
@@ -108,7 +108,7 @@ def held_gpus(
     left += map(str, gpus.faults(present, plan.gpus) if gpus.needs(plan) else ())
     for gpu in mine:
         if idle.is_held(gpu, plan, levels):
-            first = time.strftime("%H:%M:%S", time.localtime(held_since.setdefault(gpu.uuid, time.time())))
+            first = clock.shown(held_since.setdefault(gpu.uuid, time.time()))
             whose = "" if gpu.pids else ", by no process that NVML shows"
             limit = idle.limit(gpu, plan, levels)
             left.append(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import stat
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 from kernelswap import seal
 from kernelswap.agent import (
     client,
+    clock,
     engine,
     files,
     gpus,
@@ -345,7 +345,7 @@ def _force(seen: UnitFiles, path: str, live: Optional[Live]) -> str:
         return ""
     state = "before" if live.started >= changed else "after"
     since = "with it" if live.started >= changed else "without it"
-    return f"changed {_clock(changed)}, {state} the server started ({_clock(live.started)}): it runs {since}"
+    return f"changed {clock.shown(changed)}, {state} the server started ({clock.shown(live.started)}): it runs {since}"
 
 
 def _says(line: str) -> bool:
@@ -370,10 +370,6 @@ def _pair(expected: str, found: str, secrets: Sequence[str] = ()) -> Tuple[str, 
 def _short(text: str, secrets: Sequence[str] = ()) -> str:
     shown = redact(text, secrets)
     return shown if len(shown) <= SHOWN else f"{shown[: SHOWN - 3]}..."
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def process(live: Live, plan: Plan, instance: str, secrets: Sequence[str] = ()) -> Iterator[Finding]:
@@ -457,7 +453,7 @@ def servers(seen: Sequence[Server], ports: Mapping[int, str]) -> Iterator[Findin
         shared = f", which is instance {owner}'s" if owner else ""
         found = f"SGLang of {server.user} in {place} on port {server.port or 'unknown'}{shared}"
         todo = "stop it and what starts it, or take it over: `--adopt`"
-        detail = f"pid {server.pid}, since {_clock(server.started)}: {_short(' '.join(server.argv))}"
+        detail = f"pid {server.pid}, since {clock.shown(server.started)}: {_short(' '.join(server.argv))}"
         kind, where = ("port", f"port {server.port}") if owner else ("server", place)
         yield Finding(kind, where, "no SGLang but that of the instances", found, todo, owner, detail)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Sequence, Tuple
 
-from kernelswap.agent import files, kernel_log, processes, units
+from kernelswap.agent import clock, files, kernel_log, processes, units
 from kernelswap.agent.kernel_log import Xid
 from kernelswap.protocol import RUN_ROOT, Cause, Gpu, HostFault, Plan, Requires, Timeouts, decode, encode
 
@@ -40,7 +40,7 @@ def read(limit: float = Timeouts.nvml) -> Tuple[Gpu, ...]:
     silent = still_silent()
     for silence in silent:
         if not silence.gpus:
-            raise GpuError(f"NVML gives no answer since {_clock(silence.since)}")
+            raise GpuError(f"NVML gives no answer since {clock.shown(silence.since)}")
     # Only where it is needed, since out of a zipapp it costs 0.15 s; and here, so that the child need not do it again.
     importlib.import_module("pynvml")
     hanging = [gpu for silence in silent for gpu in silence.gpus]
@@ -57,7 +57,7 @@ def read(limit: float = Timeouts.nvml) -> Tuple[Gpu, ...]:
         _reap(child)
         if not said:
             raise GpuError("NVML ends whoever asks it")
-    nothing = f"no answer from NVML since {_clock(asked)}"
+    nothing = f"no answer from NVML since {clock.shown(asked)}"
     found = sort(said, hanging, nothing)
     hung = [gpu for gpu in found if gpu.error == nothing]
     if not ended and (hung or not said):
@@ -133,10 +133,6 @@ def note_silence(child: int, since: float, before: Sequence[_Silence], gpus: Seq
     except (OSError, KeyError):  # nobody would know of it
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def let_go(pipe: int) -> None:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Sequence
 
-from kernelswap.agent import knowledge
+from kernelswap.agent import clock, knowledge
 from kernelswap.protocol import Gpu, HostFault
 
 FILE = Path("/var/log/kern.log")  # beside the journal, which has what no syslog daemon writes there
@@ -115,7 +115,7 @@ def blames_host(xid: Xid) -> bool:
 def describe(xid: Xid) -> str:
     row = _row(xid)
     what = row["what"] if row else xid.text[:80] or "not in our table"
-    return f"Xid {xid.code} at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(xid.at))} ({what})"
+    return f"Xid {xid.code} at {clock.shown(xid.at)} ({what})"
 
 
 def gravest(gpu: Gpu, errors: Sequence[Xid]) -> Optional[HostFault]:

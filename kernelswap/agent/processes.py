@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Iterable, List, Optional, Set, Tuple
 
-from kernelswap.agent import containers, identity
+from kernelswap.agent import clock, containers, identity
 from kernelswap.agent.redaction import hide_secrets
 from kernelswap.protocol import Server
 
@@ -343,7 +343,7 @@ def user_name(uid: int) -> str:
 def describe(process: Process) -> str:
     """What, whose and since when, in one line. Words after the first twelve are cut."""
     words = " ".join(hide_secrets(process.argv)[:12]) or f"[{process.comm}]"
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started_at(process)))
+    since = clock.shown(started_at(process))
     unit = f", unit {process.unit}" if process.unit else ""
     if process.user_unit:
         unit = f", its user's unit {process.user_unit}"

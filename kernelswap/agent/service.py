@@ -9,7 +9,7 @@ import time
 from typing import Optional
 
 from kernelswap import verdict
-from kernelswap.agent import events, files, host, processes, signatures, transaction, units
+from kernelswap.agent import clock, events, files, host, processes, signatures, transaction, units
 from kernelswap.agent.events import Events
 from kernelswap.agent.host import Folders
 from kernelswap.agent.running import running, service_name
@@ -44,9 +44,8 @@ def _start_or_join(folders: Folders, request: Request) -> Optional[str]:
         if not now.request.same_goal(request):
             print(_refusal(now))
             return None
-        print(
-            f"joined swap {now.request.swap} to {now.request.release}, by {now.request.who} since {_clock(now.since)}"
-        )
+        since = f"by {now.request.who} since {clock.shown(now.since)}"
+        print(f"joined swap {now.request.swap} to {now.request.release}, {since}")
         return now.request.swap
 
 
@@ -54,12 +53,8 @@ def _refusal(now: Running) -> str:
     goal = now.request
     return (
         f"REFUSED, nothing was touched: swap {goal.swap} ({goal.action} to {goal.release}) by {goal.who} runs since "
-        f"{_clock(now.since)}, step {now.step}; wait for it, or ask for the same goal to follow it"
+        f"{clock.shown(now.since)}, step {now.step}; wait for it, or ask for the same goal to follow it"
     )
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def _start(instance: str, swap_id: str) -> None:

@@ -165,8 +165,13 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
 
 
+def what_to_try(story: Story) -> str:
+    """Against the cause, and what another try takes."""
+    return verdict.what_to_try(story.report)
+
+
 def next_command(story: Story) -> str:
-    """What to type once the cause is dealt with."""
+    """What to type once that is done."""
     return verdict.next_command(story.report)
 
 

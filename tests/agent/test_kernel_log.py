@@ -45,7 +45,7 @@ def test_a_time_without_a_year_is_the_latest_that_has_been() -> None:
 
 def test_the_gravest_error_decides() -> None:
     errors = [Xid(1.0, GPU.pci, 79, ""), Xid(2.0, GPU.pci, 43, ""), Xid(3.0, GPU.pci, 48, "")]
-    assert str(kernel_log.gravest(GPU, errors)).startswith("the kernel log has Xid 79 at 1970-01-01 00:00:01")
+    assert str(kernel_log.gravest(GPU, errors)).startswith("the kernel log has Xid 79 at 1970-01-01 00:00:01 UTC")
     assert kernel_log.gravest(GPU, []) is None
 
 

@@ -56,10 +56,10 @@ def test_who_what_why_and_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
         "ROLLED BACK from b-2 in 100.0 s; a-1 serves again, verified",
         "where: host gpu1, instance main",
         "cause: ImportError: flashinfer",
-        "try: use triton; whether another try helps is not known",
+        "try: use triton; whether another try helps is not known; it is barred: change the profile, or add --force",
         "see: server.log",
         "evidence: /e/2",
-        "next: pyinfra x deploy.py once the profile is changed; with --force as it is",
+        "next: pyinfra x deploy.py",
     ]
 
 
