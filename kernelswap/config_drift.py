@@ -18,12 +18,13 @@ from kernelswap.protocol import (
     CONFIG_ROOT,
     KEY_PATH,
     METRICS_LINK,
+    PLAN_FILE,
     TRAFFIC_FILE,
     Finding,
     HostDrift,
     HostState,
 )
-from kernelswap.render import PLAN_FILE, Hidden, Release, preview, render, resolve_secrets, traffic_text
+from kernelswap.render import Hidden, Release, preview, render, resolve_secrets, traffic_text
 from kernelswap.seal import UNNAMED
 from kernelswap.servers import ServerSpec, pin
 

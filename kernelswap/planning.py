@@ -35,8 +35,8 @@ from kernelswap.goal import ROLLBACK, Goal, goal_of
 from kernelswap.host_setup import Monitoring, Setup, lacking, monitoring_of
 from kernelswap.operations.swap import Turn
 from kernelswap.operations.turns import Turns
-from kernelswap.protocol import HostState, InstanceState
-from kernelswap.render import PLAN_FILE, Hidden, Release, render, resolve_secrets, traffic_text
+from kernelswap.protocol import PLAN_FILE, HostState, InstanceState
+from kernelswap.render import Hidden, Release, render, resolve_secrets, traffic_text
 from kernelswap.rollout import Move, Rollout
 from kernelswap.servers import ALWAYS, ServerSpec, is_router_only, needs_pins, pin
 

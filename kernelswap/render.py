@@ -23,6 +23,7 @@ from kernelswap.protocol import (
     CONFIG_ROOT,
     DIRTY,
     ENGINE_MODULE,
+    PLAN_FILE,
     PYTHON,
     Plan,
     Traffic,
@@ -30,7 +31,6 @@ from kernelswap.protocol import (
     gpu_indices,
     unit_name,
 )
-from kernelswap.protocol import PLAN_FILE as PLAN_FILE  # others have it from here
 from kernelswap.seal import SECRETS_FILE, UNNAMED
 from kernelswap.servers import Secret, ServerSpec
 

@@ -1,0 +1,13 @@
+"""docs/faults.md is of today's matrix."""
+
+from pathlib import Path
+
+from test_kill import MOMENTS
+
+PAGE = Path(__file__).parents[3] / "docs/faults.md"
+
+
+def test_the_page_has_the_moments_of_the_matrix() -> None:
+    lines = PAGE.read_text(encoding="utf-8").partition("| moment |")[2].splitlines()[2:]
+    shown = [line.split(" | ")[0].lstrip("| ") for line in lines[: lines.index("")]]
+    assert shown == [moment.name for moment in MOMENTS], "make test-faults writes it anew"
