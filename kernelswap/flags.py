@@ -36,54 +36,9 @@ OWNED = {
 
 SECRETS = ("api-key", "admin-api-key")
 
-# Not supported, or not yet: such a server would hang, could not be verified, or would not be where it is looked for.
-_GROUPS = "multi-node and prefill/decode groups are not supported yet; serve on one host"
-_HTTP = "Kernelswap verifies a server over plain HTTP; remove the flag"
-_TLS = _HTTP + " and end TLS in a proxy before the server"
-_PORT = "a second listener is neither proved free before a start nor after a stop; remove the flag"
-_GPUS = "Kernelswap frees and checks the GPUs that it gives to a server; choose them with `gpus:`"
-_NEVER = "the server would wait for somebody else before it is ready; remove the flag"
-REFUSED = {
-    "nnodes": _GROUPS,
-    "node-rank": _GROUPS,
-    "dist-init-addr": _GROUPS,
-    "disaggregation-mode": _GROUPS,
-    "enable-pd-role-switch": _GROUPS,
-    "encoder-only": _GROUPS,
-    "encoder-urls": _GROUPS,
-    "encoder-register-urls": _GROUPS,
-    "encoder-bootstrap-port": _GROUPS,
-    "language-only": _GROUPS,
-    "decoupled-spec-role": _GROUPS,
-    "decoupled-spec-bind-endpoint": _GROUPS,
-    "decoupled-spec-connect-endpoints": _GROUPS,
-    "elastic-ep-join-mode": _GROUPS,
-    "elastic-ep-join-rank-offset": _GROUPS,
-    "elastic-ep-rejoin": _GROUPS,
-    "use-ray": _GROUPS,
-    "is-embedding": "a server that generates no text cannot be verified yet",
-    "skip-tokenizer-init": "a server that takes no text cannot be verified yet",
-    "grpc-mode": _HTTP,
-    "smg-grpc-mode": _HTTP,
-    "grpc-port": _PORT,
-    "smg-http-sidecar-port": _PORT,
-    "sidecar": _PORT,
-    "ssl-certfile": _TLS,
-    "ssl-keyfile": _TLS,
-    "ssl-ca-certs": _TLS,
-    "enable-ssl-refresh": _TLS,
-    "base-gpu-id": _GPUS,
-    "gpu-id-step": _GPUS,
-    "gated-launch-port": _NEVER,
-    "checkpoint-engine-wait-weights-before-ready": _NEVER,
-    "delete-ckpt-after-loading": "a restart and a rollback need the model's files; remove the flag",
-    "help": "SGLang would print its help and end; remove the flag",
-}
-
-# Values that say what is so without the flag.
-_HARMLESS = {"nnodes": "1", "node-rank": "0", "base-gpu-id": "0", "gpu-id-step": "1"} | dict.fromkeys(
-    ("disaggregation-mode", "decoupled-spec-role"), "null"
-)
+_UNSUPPORTED = json.loads((sglang.KNOWLEDGE / "refused.json").read_text(encoding="utf-8"))
+REFUSED: Mapping[str, str] = {flag: row["todo"] for row in _UNSUPPORTED["refused"] for flag in row["flags"]}
+_HARMLESS: Mapping[str, str] = _UNSUPPORTED["harmless"]
 
 
 def groups(flags: Mapping[str, FlagValue]) -> Iterator[tuple[str, ...]]:
