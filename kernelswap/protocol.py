@@ -120,9 +120,10 @@ class Throughput:
 class DriftLimits:
     """How far a release may be from the known-good: the noise times noise_multiple, or these if they are wider.
 
-    The figures are those of measured.Drift; the defaults lie above what sound kernels differ by, see docs/answer-drift.md. A
-    single token has no limit: where a router was near a tie, it may differ by anything. prompts: a file on the host
-    with a JSON list of texts; "" is our own. policy: `rollback`, or `note` where a difference is only told.
+    The figures are those of measured.Drift; the defaults lie above what sound kernels differ by, see
+    docs/answer-drift.md. A single token has no limit: where a router was near a tie, it may differ by anything.
+    prompts: a file on the host with a JSON list of texts; "" is our own. policy: `rollback`, or `note` where a
+    difference is only told.
     """
 
     noise_multiple: float = 5.0
