@@ -497,7 +497,7 @@ def _gaps(samples: Sequence[Sample]) -> Iterator[str]:
         if after - before > patience and others:
             span = f"from {before - begin:.0f} s to {after - begin:.0f} s"
             yield f"GPU {gpu} has no samples {span}, others have: was it lost?"
-    numbers = sorted(int(gpu) for gpu in times if gpu.isdigit() and len(gpu) < 4)
+    numbers = sorted(int(gpu) for gpu in times if gpu.isdecimal() and len(gpu) < 4)
     missing = sorted(set(range(numbers[0], numbers[-1])) - set(numbers)) if numbers else []
     if missing:
         there = f"{numbers[0]} and {numbers[-1]}"

@@ -156,6 +156,10 @@ def test_what_is_odd_in_a_file_is_a_note() -> None:
     assert len(notes(*rows_of(0, range(60)), *rows_of(1, range(60)))) == lacking, "nothing is odd here"
 
 
+def test_a_gpu_of_any_name_is_a_gpu() -> None:
+    assert traces.read_gpus("time,gpu,util\n0,\u00b2,98\n").samples[0].gpu == "\u00b2"
+
+
 def test_figures_with_thousands_and_the_power_of_a_dead_sensor() -> None:
     assert one("time,util,sm_clock", '0,98,"1,545 MHz"').sm_clock == 1545
     assert one("time,util,power", "0,98,0.00").power is None, "no GPU that works draws nothing"

@@ -150,8 +150,10 @@ def _commands(line: str) -> Iterator[List[str]]:
 
 def _judge(words: Sequence[str], read: Read, names: Collection[str], folder: str, levels: int) -> Optional[Line]:
     """The command if it starts SGLang, itself or through what it calls."""
-    text = " ".join(words)
-    words = _unwrapped(words)
+    while len(words) > 1 and _ASSIGNMENT.fullmatch(words[0]):
+        words = words[1:]
+    whole, words = words, _unwrapped(words)
+    text = " ".join(whole)
     if not words:
         return None
     name = PurePosixPath(words[0]).name
@@ -168,9 +170,10 @@ def _judge(words: Sequence[str], read: Read, names: Collection[str], folder: str
         return next(iter(_lines(shell, read, names, "", levels)), None)
     if re.search(known()["starts"]["pattern"], text):
         return Line(0, text, port_of(text))
-    return _called(words, read, names, folder, levels) if levels else None
+    return _called(whole, read, names, folder, levels) if levels else None
 
 
+_ASSIGNMENT = re.compile(r"\w+=.*", re.DOTALL)
 KEYWORDS = {"exec", "command", "if", "then", "else", "do", "while", "until", "!", "{"}
 
 
@@ -179,7 +182,7 @@ def _unwrapped(words: Sequence[str]) -> Sequence[str]:
     wrappers = {"sudo", *identity.known()["wrappers"]["run_one"]}
     # One that stands alone is a setting, of a Quadlet or of a command that is kept for later.
     while len(words) > 1:
-        if re.fullmatch(r"\w+=.*", words[0], re.DOTALL) or words[0] in KEYWORDS:
+        if _ASSIGNMENT.fullmatch(words[0]) or words[0] in KEYWORDS:
             words = words[1:]
         elif PurePosixPath(words[0]).name in wrappers:
             words = words[_options(words) :]
@@ -189,7 +192,8 @@ def _unwrapped(words: Sequence[str]) -> Sequence[str]:
 
 
 def _options(words: Sequence[str]) -> int:
-    """Where a wrapper's command begins; what follows an option is its value, unless it is known as a command."""
+    """Where a wrapper's command begins; what follows an option is its value, unless it is a path or known as a command
+    (and no user's name)."""
 
     def commands(word: str) -> bool:
         name = PurePosixPath(word).name
@@ -197,9 +201,11 @@ def _options(words: Sequence[str]) -> int:
         return name in known_names or bool(identity.SHELL.fullmatch(name) or identity.PYTHON.fullmatch(name))
 
     at = 1
-    while at < len(words) - 1 and not commands(words[at]):
-        option = words[at].startswith("-") or words[at - 1].startswith("-")
-        if not (option or identity.ARGUMENT.fullmatch(words[at])):
+    while at < len(words) - 1:
+        word, before = words[at], words[at - 1]
+        whose = before in ("-u", "-g", "--user", "--group")
+        value = before.startswith("-") and "/" not in word and (whose or not commands(word))
+        if not (word.startswith("-") or value or (identity.ARGUMENT.fullmatch(word) and not commands(word))):
             break
         at += 1
     return at
@@ -214,7 +220,7 @@ def _starter(words: Sequence[str], names: Collection[str]) -> Optional[Line]:
 
 def _called(words: Sequence[str], read: Read, names: Collection[str], folder: str, levels: int) -> Optional[Line]:
     paths = [word for word in words if "/" in word or word.endswith(tuple(known()["script"]["suffixes"]))]
-    if "compose" in words or words[0].endswith("docker-compose"):
+    if "compose" in words or any(word.endswith("docker-compose") for word in words):
         paths += (
             [f"{folder}/{name}" for name in ("compose.yaml", "compose.yml", "docker-compose.yml")] if folder else []
         )

@@ -290,6 +290,10 @@ class Transaction:
                 return plan.port, self._client(plan)
         return self.plan.port, Client(client.base_url(self.plan), self.plan.served_name)
 
+    def _unplanned(self) -> Client:
+        """Who asks the server that users were sent away from, where no plan tells of it any more."""
+        return Client(client.url(client.from_here(self.traffic.address), self.journal.port), "")
+
     def _leave(self, port: int) -> List[HostFault]:
         """Take the server out of its routers, each one in the journal first; returns what went wrong and may not."""
         members, ours = routers.members(self.traffic, port), self.journal.previous is not None
@@ -313,16 +317,12 @@ class Transaction:
         return seen
 
     def _let_back_in(self, port: int) -> str:
-        """Bring back the users who were sent away from what serves again, whatever that takes. port: its; 0 if that is
-        not known."""
+        """Bring back the users who were sent away from what serves again, whatever that takes. port: its."""
         if not self.journal.away:
             return ""
         members = routers.members(self.traffic, port)
         if self.journal.previous is None:  # which we had not put there
             members = [member for member in members if member.router.url in self.journal.left]
-        if members and not port:
-            self._note("put the server into its routers by hand: no plan tells its port")
-            members = []
         return self._let_in(members, back=True)
 
     def _hook(self, moment: str, report: Optional[Report] = None) -> None:
@@ -582,8 +582,8 @@ class Transaction:
             units.drop_candidate(self.folders.candidate_unit, self.folders.candidate_settings)
         serves = units.status(self.folders.unit).running  # after a boot it may still be starting
         if self.journal.away:
-            port, serving = (self.journal.port, None) if lost else self._serving()
-            if serving is None or serving.ready():  # else its routers see whether it is
+            port, serving = (self.journal.port, self._unplanned()) if lost else self._serving()
+            if serving.ready():
                 self._let_back_in(port)
             else:
                 self._note("the server is put into its routers when it is ready")

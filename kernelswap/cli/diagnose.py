@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 import re
@@ -39,11 +40,12 @@ def command(gpus: Path, bench: Path | None, metrics: Path | None, as_json: bool)
     faults: list[Fault] = []
     trace = _read(gpus, traces.read_gpus, faults)
     runs = _read(bench, traces.read_bench, faults) if bench else Trace()
-    said = _read(metrics, traces.read_server, faults) if metrics else _beside(gpus, trace)
+    said = _read(metrics, traces.read_server, faults) if metrics else Trace()
     for fault in faults:
         click.echo(str(fault), err=True)
     if faults:
         sys.exit(2)
+    said = said if metrics else _beside(gpus, trace)
     findings = diagnose(trace.samples, runs.runs, said.server)
     notes = [*trace.notes, *(f"{bench}: {note}" for note in runs.notes), *said.notes]
     if apart(trace.samples, said.server):
@@ -86,6 +88,8 @@ def _read(path: Path, reader: Callable[[str], Trace], faults: list[Fault]) -> Tr
         faults.append(Fault(str(path), error.what, error.todo))
     except OSError as error:
         faults.append(Fault(str(path), f"cannot be read: {error.strerror}", "correct its path or its permissions"))
+    except (OverflowError, csv.Error) as error:
+        faults.append(Fault(str(path), f"has a cell that nothing can be made of: {error}", "sample again"))
     return Trace()
 
 

@@ -370,9 +370,9 @@ def test_what_was_foreseen_is_compared_with_what_the_server_says(
     assert decode(Resolved, kept) == Resolved("b-2", "0.5.24", now, served=True)
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["port told", "journal of an older agent"])
+@pytest.mark.parametrize("ready", [True, False], ids=["serves", "starts"])
 def test_a_death_after_which_no_plan_can_be_read_is_refused(
-    told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ready: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a power cut: the users were sent away, nothing else was done, and the plans are torn."""
     url = f"http://10.0.0.5:{PORT}"
@@ -380,21 +380,19 @@ def test_a_death_after_which_no_plan_can_be_read_is_refused(
     with contextlib.closing(FakeRouter(url)) as router:
         world.traffic = Traffic("10.0.0.5", (Router(router.url),), Drain(deadline=0.1))
         monkeypatch.setattr(drain, "SETTLED", 0.01)
-        monkeypatch.setattr(client.Client, "ready", lambda _self: True)
         killed_at("note_found", world, monkeypatch)
         assert not router.workers
         for release in ("a-1", "b-2"):
             (world.folders.release(release) / "plan.json").unlink()
-        if not told:
-            journal = host.read_journal(world.folders)
-            assert journal
-            host.write_journal(world.folders, dataclasses.replace(journal, port=0))
+        asked = []
+        monkeypatch.setattr(client.Client, "ready", lambda self: asked.append(self.base) or ready)
         with world.entered(monkeypatch):
             service.recover("main")
-        assert set(router.workers) == ({url} if told else set())
+        assert asked == [url]
+        assert set(router.workers) == ({url} if ready else set())
     report = world.reports[-1]
     assert (report.outcome, report.serving, world.serving) == ("refused", "a-1", {"a-1"})
-    assert report.notes[1:] == (() if told else ("put the server into its routers by hand: no plan tells its port",))
+    assert report.notes[1:] == (() if ready else ("the server is put into its routers when it is ready",))
     assert not world.folders.journal.exists()
 
 

@@ -108,3 +108,10 @@ def test_counters_of_another_day_are_left_out(tmp_path: Path) -> None:
     result = run(gpu)
     assert result.output.startswith("busy-not-loaded")
     assert "of another day than the samples" in result.output
+
+
+def test_a_cell_that_is_no_cell_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "gpu.csv").write_text("time,gpu,util\n0,0,0x" + "f" * 400 + "\n")
+    result = run(str(tmp_path / "gpu.csv"))
+    assert result.exit_code == 2
+    assert "gpu.csv: has a cell that nothing can be made of" in result.output

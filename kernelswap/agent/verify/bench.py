@@ -51,7 +51,7 @@ for line in sys.stdin:
         with open("out.jsonl", encoding="utf-8") as file:
             result = file.read().strip().rpartition("\\n")[2]
         os.remove("out.jsonl")
-    except OSError:
+    except (OSError, ValueError):
         pass
     print(json.dumps([error, own, result]), file=answers, flush=True)
 """
@@ -162,7 +162,7 @@ class Benchmark:
             ticks.append(Tick(now - since, share, *(self._requests() if share >= BUSY else ())))
             before, since = used, now
         line = self.answers.readline()
-        error, own, result = json.loads(line) if line else self._end()
+        error, own, result = json.loads(line) if line.endswith(b"\n") else self._end()  # it may die in the middle
         return tuple(ticks), error, own, result
 
     def _end(self) -> Tuple[str, bool, str]:

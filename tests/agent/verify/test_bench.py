@@ -4,6 +4,8 @@ import json
 import math
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,9 @@ import pytest
 
 from kernelswap.agent.verify import bench
 from kernelswap.agent.verify.bench import Tick
+from kernelswap.protocol import Plan
+
+PLAN = Plan("main", "b-2", "b", "m", "/p", (), {}, "root", "/m", "m", "127.0.0.1", 1)
 
 LINE = {
     "output_throughput": 225.456,
@@ -126,3 +131,15 @@ def test_whose_fault_it_is_that_there_is_no_result(tmp_path: Path, files: dict[s
     assert result == ""
     assert says in error
     assert blamed is own
+
+
+def test_one_that_is_killed_while_it_answers_gave_no_result() -> None:
+    script = 'printf \'["", false, "{\'; kill -9 $$'
+    pipe = subprocess.PIPE
+    with subprocess.Popen(["sh", "-c", script], stdin=pipe, stdout=pipe) as process, tempfile.TemporaryFile() as log:
+        assert process.stdin
+        assert process.stdout
+        late = time.monotonic() + 60
+        benchmark = bench.Benchmark(PLAN, PLAN, "", late, log, process, process.stdin, process.stdout)
+        _, error, own, result = benchmark._wait()
+    assert (error, own, result) == ("it was killed by signal 9, as when memory is short", True, "")
