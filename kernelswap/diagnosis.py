@@ -173,11 +173,7 @@ def _stuck(load: Load) -> _Said:
     was, now = (median(card.at["power"] for card in cards_of(part)) for part in (before, tail))
     if was is None or now is None or now > 0.7 * was:
         return None
-    lost = any(
-        run.completed is not None and run.requests is not None and run.completed < run.requests for run in load.runs
-    )
-    done = all(run.completed is not None and run.completed == run.requests for run in load.runs) and bool(load.runs)
-    if done and not lost:
+    if load.runs and all(run.completed is not None and run.completed == run.requests for run in load.runs):
         return None
     text = f"for the last {limit:.0f} s at full utilisation and {now:.0f} W, after {was:.0f} W"
     return text, (Figure("power before", was, "W"), Figure("power at the end", now, "W"))
@@ -299,7 +295,8 @@ def _slowed(load: Load) -> bool:
 def _clocks_down(load: Load) -> _Said:
     if load.share(lambda card: card.heated or card.limited) >= threshold("capped") or not load.works:
         return None
-    alike = [card for card in load.cards if card not in _odd(load)]  # the others are a finding of their own
+    odd = _odd(load)  # which are a finding of their own
+    alike = [card for card in load.cards if card not in odd]
     parts = []
     for what, share, field in (
         ("SM", median(card.clock for card in alike), "sm_clock"),

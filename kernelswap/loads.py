@@ -10,14 +10,15 @@ import re
 import statistics
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from kernelswap.agent import knowledge
 from kernelswap.measured import BASELINE
-from kernelswap.traces import Bench, Sample, ServerSample
+from kernelswap.traces import Bench, Sample, ServerSample, by_gpu, patience
 
 # NVML's bits of why the clocks are not higher.
 NO_POWER, HEAT, SLOWDOWN = 0x4 | 0x80 | 0x200, 0x20 | 0x40, 0x8
@@ -77,9 +78,8 @@ class Card:
     @property
     def heated(self) -> bool:
         """Heat holds its clocks down: so NVML says, or it is hot and slow and NVML says no other reason."""
-        if self.heat is not None and self.heat >= (
-            threshold("heated") if (self.held or 0) < threshold("capped") else threshold("capped")
-        ):
+        enough = threshold("heated") if (self.held or 0) < threshold("capped") else threshold("capped")
+        if self.heat is not None and self.heat >= enough:
             return True
         hot = (self.at["temperature"] or 0) >= threshold("hot")
         slow = self.clock is not None and self.clock < threshold("clocks") and not self.limited
@@ -99,8 +99,8 @@ class Load:
     """One phase under load: its samples without ramp, tail and pauses, what each GPU did, and what came of it.
 
     tokens: output tokens per second, 0 if none came; None if it is not known. counted_only: they are the server's word,
-    which stands still when the server does. kind: prefill, decode, or "". before:
-    the tokens of the known-good at the same concurrency, where it was measured too.
+    which stands still when the server does. kind: prefill, decode, or "". before: the tokens of the known-good at the
+    same concurrency, where it was measured too.
     """
 
     phase: str
@@ -220,9 +220,13 @@ def _pieces(samples: Sequence[Sample], asked: Sequence[float]) -> dict[str, list
         turns[-1].append(sample)
     pieces: dict[str, list[Sample]] = {}
     for turn in turns:
-        name = re.sub(r"[\s,#]*\d+\s*(?:/|of)\s*\d+\s*$", "", turn[0].phase)
-        pieces.setdefault(name, []).extend(_under_load(turn, asked))
+        pieces.setdefault(_once(turn[0].phase), []).extend(_under_load(turn, asked))
     return pieces
+
+
+def _once(phase: str) -> str:
+    """The name of a phase without which repetition it is."""
+    return re.sub(r"[\s,#]*\d+\s*(?:/|of)\s*\d+\s*$", "", phase)
 
 
 def _under_load(samples: list[Sample], asked: Sequence[float]) -> list[Sample]:
@@ -234,14 +238,12 @@ def _under_load(samples: list[Sample], asked: Sequence[float]) -> list[Sample]:
     top = sorted(known)[int(0.95 * (len(known) - 1))]
     level = max(threshold("active"), 0.8 * top)
     hard = [sample.time for sample in samples if (sample.utilization or 0) >= level]
-    times = sorted({sample.time for sample in samples})
-    usual = median(after - before for before, after in _pairs(times)) or 0
     active = sorted({sample.time for sample in samples if (sample.utilization or 0) >= threshold("active")})
-    patience = max(threshold("pause"), 4 * usual)
+    longest = patience(samples, threshold("pause"))
     pauses = [
         (before, after)
-        for before, after in _pairs(active)
-        if after - before > patience and not any(before < at < after for at in asked)
+        for before, after in pairwise(active)
+        if after - before > longest and not any(before < at < after for at in asked)
     ]
     kept = [
         sample
@@ -254,12 +256,6 @@ def _under_load(samples: list[Sample], asked: Sequence[float]) -> list[Sample]:
     bursts = Counter((sample.gpu, bisect_left(ends, sample.time)) for sample in kept)
     little = max(bursts.values()) < threshold("samples")
     return samples if little and statistics.fmean(known) < threshold("active") else kept
-
-
-def _pairs(times: Sequence[float]) -> Iterator[tuple[float, float]]:
-    """Each moment with the next one."""
-    for number in range(1, len(times)):
-        yield times[number - 1], times[number]
 
 
 def _load(
@@ -291,8 +287,7 @@ def _runs_of(
         return run.started is not None and run.ended is not None and run.started < span[1] and span[0] < run.ended
 
     def same(run: Bench) -> bool:
-        name = re.sub(r"[\s,#]*\d+\s*(?:/|of)\s*\d+\s*$", "", run.phase)
-        return bool(name) and name == phase
+        return bool(phase) and _once(run.phase) == phase
 
     for belongs in (same, overlaps, lambda run: concurrency is not None and run.concurrency == concurrency):
         found = tuple(filter(belongs, runs))
@@ -325,10 +320,7 @@ def _kind(phase: str, runs: Sequence[Bench]) -> str:
 
 def cards_of(samples: Sequence[Sample]) -> tuple[Card, ...]:
     """The GPUs that take part: one without work and without memory in use is another's, or nobody's."""
-    apart: dict[str, list[Sample]] = {}
-    for sample in samples:
-        apart.setdefault(sample.gpu, []).append(sample)
-    cards = [_card(gpu, found) for gpu, found in apart.items()]
+    cards = [_card(gpu, found) for gpu, found in by_gpu(samples).items()]
 
     def spare(card: Card) -> bool:
         return card.mean is not None and card.mean < threshold("active") / 2 and (card.used or 0) < 0.1

@@ -152,6 +152,7 @@ def read_gpus(text: str) -> Trace:
         *_odd_rows(list(mute.values()), len(table)),
         *_odd_columns(header, columns, cells, values, mute),
         *_gaps(samples),
+        *_freed(samples),
     ]
     return Trace(tuple(samples), tuple(server.values()), notes=(*notes, *_lacks(columns, cells, samples)))
 
@@ -448,6 +449,7 @@ def _micro(match: re.Match[str]) -> str:
     return match[1] or match[2].ljust(7, "0")
 
 
+LOST = 5.0  # seconds without a sample of one GPU that others have
 _NOTHING = {"", "-", "n/a", "[n/a]", "na", "nan", "none", "null", "[not supported]", "not supported", "not available"}
 
 
@@ -481,20 +483,30 @@ def _odd_columns(
             yield f"column {header[at]}: {of} are no possible figure, as {odd[0][:40]!r}"
 
 
-def _gaps(samples: Sequence[Sample]) -> Iterator[str]:
-    """GPUs that some time was not sampled, as when one is lost, and memory that was freed for good."""
-    times: dict[str, list[float]] = {}
+def by_gpu(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
+    """The samples of each GPU, in their order."""
+    found: dict[str, list[Sample]] = {}
     for sample in samples:
-        times.setdefault(sample.gpu, []).append(sample.time)
-    every = sorted({at for known in times.values() for at in known})
-    begin, end = every[0], every[-1]
-    usual = statistics.median([after - before for before, after in pairwise(every)] or [0.0])
-    patience = max(5.0, 4 * usual)
+        found.setdefault(sample.gpu, []).append(sample)
+    return found
+
+
+def patience(samples: Sequence[Sample], least: float) -> float:
+    """How long there may be nothing before it tells something: four of the usual steps between samples, and `least`."""
+    times = sorted({sample.time for sample in samples})
+    return max(least, 4 * statistics.median([after - before for before, after in pairwise(times)] or [0.0]))
+
+
+def _gaps(samples: Sequence[Sample]) -> Iterator[str]:
+    """GPUs that some time was not sampled, as when one is lost."""
+    times = {gpu: [sample.time for sample in found] for gpu, found in by_gpu(samples).items()}
+    begin, end = min(map(min, times.values())), max(map(max, times.values()))
+    longest = patience(samples, LOST)
     for gpu, known in times.items():
         edges = sorted([begin, *known, end])
         before, after = max(pairwise(edges), key=lambda pair: pair[1] - pair[0], default=(begin, end))
         others = any(before < at < after for name, found in times.items() if name != gpu for at in found)
-        if after - before > patience and others:
+        if after - before > longest and others:
             span = f"from {before - begin:.0f} s to {after - begin:.0f} s"
             yield f"GPU {gpu} has no samples {span}, others have: was it lost?"
     numbers = sorted(int(gpu) for gpu in times if gpu.isdecimal() and len(gpu) < 4)
@@ -502,22 +514,19 @@ def _gaps(samples: Sequence[Sample]) -> Iterator[str]:
     if missing:
         there = f"{numbers[0]} and {numbers[-1]}"
         yield f"no samples of GPU {', '.join(map(str, missing))}, though there are of {there}"
-    yield from _freed(samples, begin)
 
 
-def _freed(samples: Sequence[Sample], begin: float) -> Iterator[str]:
-    freed = []
-    by_gpu: dict[str, list[Sample]] = {}
-    for sample in samples:
-        by_gpu.setdefault(sample.gpu, []).append(sample)
-    for found in by_gpu.values():
+def _freed(samples: Sequence[Sample]) -> Iterator[str]:
+    """Memory that was freed for good."""
+    begin, apart, freed = min(sample.time for sample in samples), by_gpu(samples), []
+    for found in apart.values():
         used = sorted((sample.time, sample.memory_used) for sample in found if sample.memory_used is not None)
         most = max((value for _, value in used), default=0.0)
         last = next((at for at, value in reversed(used) if value >= 0.5 * most), None)
         if used and most and last != used[-1][0] and all(value < 0.1 * most for at, value in used if at > (last or 0)):
             freed.append(last or begin)
     if freed:
-        whose = "all GPUs" if len(freed) == len(by_gpu) else f"{len(freed)} of {len(by_gpu)} GPUs"
+        whose = "all GPUs" if len(freed) == len(apart) else f"{len(freed)} of {len(apart)} GPUs"
         at = f"{min(freed) - begin:.0f} s after the first sample"
         yield f"the memory of {whose} was freed {at}: the server ended there"
 

@@ -183,7 +183,7 @@ class Journal:
 
     started: epoch seconds, for people; uptime: the same moment in seconds since the boot `boot`, which no change of the
     clock moves. touched: something that ran may have been stopped. back: the rollback has begun, because of `cause`.
-    away: the users may have been sent away; port: of the server that they were sent away from, 0 if that is not known;
+    away: the users may have been sent away; port: of the server that they were sent away from;
     left: the routers that sent them here until then. entered: they may have been let in to the candidate.
     steps: those that have ended. notes: see protocol.Report.
     """

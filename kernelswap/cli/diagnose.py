@@ -40,12 +40,12 @@ def command(gpus: Path, bench: Path | None, metrics: Path | None, as_json: bool)
     faults: list[Fault] = []
     trace = _read(gpus, traces.read_gpus, faults)
     runs = _read(bench, traces.read_bench, faults) if bench else Trace()
-    said = _read(metrics, traces.read_server, faults) if metrics else Trace()
+    counted = _read(metrics, traces.read_server, faults) if metrics else None
     for fault in faults:
         click.echo(str(fault), err=True)
     if faults:
         sys.exit(2)
-    said = said if metrics else _beside(gpus, trace)
+    said = counted or _beside(gpus, trace)
     findings = diagnose(trace.samples, runs.runs, said.server)
     notes = [*trace.notes, *(f"{bench}: {note}" for note in runs.notes), *said.notes]
     if apart(trace.samples, said.server):
