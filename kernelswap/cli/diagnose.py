@@ -38,6 +38,8 @@ def command(gpus: Path, bench: Path | None, metrics: Path | None, as_json: bool)
     exit code is 0 if something was found, 1 if too little is known, 2 if a file cannot be read.
     """
     faults: list[Fault] = []
+    if (times := [str(path) for path in (gpus, bench, metrics)].count("-")) > 1:
+        faults.append(Fault("-", f"standard input is named {times} times", "name all but one as files"))
     trace = _read(gpus, traces.read_gpus, faults)
     runs = _read(bench, traces.read_bench, faults) if bench else Trace()
     counted = _read(metrics, traces.read_server, faults) if metrics else None

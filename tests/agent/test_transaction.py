@@ -31,6 +31,7 @@ from kernelswap.agent import (
 )
 from kernelswap.agent.host import Folders, Journal
 from kernelswap.agent.processes import Process
+from kernelswap.agent.routers import Member
 from kernelswap.agent.server import Failed
 from kernelswap.agent.transaction import Transaction
 from kernelswap.protocol import (
@@ -478,3 +479,33 @@ def test_a_candidate_is_started_on_a_proof_that_is_fresh(
     assert len(seen) == looks
     assert "guard" not in seen[0]
     assert "guard main" in world.folders.committed_unit.read_text()
+
+
+def test_a_death_between_the_journal_and_the_router_leaves_the_server_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal says that it has left its router, which was not told: nothing else was done, so it serves on."""
+    url = f"http://10.0.0.5:{PORT}"
+    world = before(tmp_path, WORLD)
+    with contextlib.closing(FakeRouter(url)) as router:
+        world.traffic = Traffic("10.0.0.5", (Router(router.url),), Drain(deadline=0.1))
+        world.stage("b-2")
+        files.write(world.folders.request, encode(REQUEST), mode=0o600)
+
+        def die(_self: object) -> None:
+            journal = host.read_journal(world.folders)
+            assert journal
+            assert journal.left == (router.url,)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Member, "leave", die)
+            with world.entered(monkeypatch), pytest.raises(KeyboardInterrupt):
+                service.run("main", REQUEST.swap)
+        monkeypatch.setattr(client.Client, "ready", lambda _self: True)
+        with world.entered(monkeypatch):
+            service.recover("main")
+        assert set(router.workers) == {url}
+    report = world.reports[-1]
+    assert (report.outcome, report.serving, world.serving) == ("refused", "a-1", {"a-1"})
+    assert not host.read_journal(world.folders), "its story is told"

@@ -115,3 +115,10 @@ def test_a_cell_that_is_no_cell_is_a_fault(tmp_path: Path) -> None:
     result = run(str(tmp_path / "gpu.csv"))
     assert result.exit_code == 2
     assert "gpu.csv: has a cell that nothing can be made of" in result.output
+
+
+def test_standard_input_can_be_one_file_only(tmp_path: Path) -> None:
+    gpu, bench = files(tmp_path, "glm5_100_at_55")
+    result = run("-", "-", data=Path(gpu).read_text() + Path(bench).read_text())
+    assert result.exit_code == 2
+    assert "-: standard input is named 2 times; name all but one as files" in result.output
